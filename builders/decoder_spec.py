@@ -1,0 +1,63 @@
+"""What a decoder is, apart from its weights: the one thing that network code needs to know about a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding: half-split (non-interleaved) rotation of all ``2 · len(inverse_frequencies)`` head dimensions."""
+
+    inverse_frequencies: tuple[float, ...]
+    """Radians a position for each pair of dimensions, scaling (llama3, linear, …) already applied."""
+    max_position: int | None = None
+    """Positions for which these frequencies hold; None: any (dynamic scaling changes them past the trained length)."""
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A decoder-only transformer with RMS norms, rotary attention and a gated SiLU MLP."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeSpec
+    max_position: int
+    """Tokens of a sequence that the checkpoint was made for."""
+    tied_head: bool
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMS norm over each query and key head before the rotation (Qwen3)."""
+    sliding_window: int | None = None
+    """Tokens that a query sees, itself included, the same in every layer."""
+    activation: Literal["silu"] = "silu"
+
+
+class Weights(Protocol):
+    """The tensors of a decoder by role, read one at a time; the caller owns what it gets.
+
+    Roles: ``embedding`` [V,H], ``norm`` [H], ``head`` [V,H] (the embedding when tied), and for layer i under ``layers.i.``:
+    ``attention_norm`` [H], ``q`` [heads·D,H], ``k`` and ``v`` [kv_heads·D,H], ``o`` [H,heads·D], ``mlp_norm`` [H],
+    ``gate`` and ``up`` [I,H], ``down`` [H,I]; ``q_bias`` … ``down_bias`` where the spec says so; ``q_norm``, ``k_norm`` [D].
+    """
+
+    def read(self, role: str) -> NDArray[np.float32]:
+        """The tensor as contiguous float32.
+
+        Raises:
+            CheckpointError: it is missing, truncated or of another shape than the spec implies.
+        """
+        ...

@@ -1,0 +1,71 @@
+"""The engine as the runtime sees it: one forward pass over a contiguous run of cache rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.bundle import EngineEntry
+
+
+@dataclass(frozen=True)
+class Step:
+    """Inputs of one pass over B sequences of S new tokens each, R logit rows wanted of each, cache view of T positions.
+
+    A row shorter than S is padded on the right; what the padding writes lies past the row's committed length and is never attended to.
+    """
+
+    input_ids: NDArray[np.int64]
+    """[B,S]"""
+    position_ids: NDArray[np.int64]
+    """[B,S]"""
+    write_index: NDArray[np.int64]
+    """[B] cache position of the first new token; write_index + S ≤ T."""
+    attention_mask: NDArray[np.bool_]
+    """[B,1,S,T] true = attend; every query row attends to at least one position."""
+    logit_rows: NDArray[np.int64]
+    """[B,R] which of the S tokens' logits are wanted."""
+
+
+class KvStorage(Protocol):
+    """The memory of a KV cache: keys and values [rows, kv_heads, view, head_dim] a layer. It knows no lengths; ``KvCache`` does."""
+
+    rows: int
+    view: int
+    """T of the next pass."""
+
+    def resize(self, view: int, lengths: NDArray[np.int64]) -> None:
+        """Make the view at least ``view`` long, keeping the first ``lengths[row]`` positions of each row.
+
+        Raises:
+            CapacityError: ``view`` is above the engine's capacity.
+        """
+        ...
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` positions of one row over another."""
+        ...
+
+    def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
+        """Gather the positions ``sources`` (ascending, each ≥ its target) of a row to ``start, start + 1, …``."""
+        ...
+
+
+class Engine(Protocol):
+    """One compiled engine, loaded."""
+
+    entry: EngineEntry
+
+    def new_storage(self, rows: int) -> KvStorage:
+        """Memory for ``rows`` sequences, empty."""
+        ...
+
+    def forward(self, step: Step, storage: KvStorage, first_row: int) -> NDArray[np.float32]:
+        """Logits [B,R,V] of a pass over rows ``first_row … first_row + B − 1``; keys and values are written in place.
+
+        The array is the engine's own and valid until its next pass.
+        """
+        ...

@@ -1,0 +1,217 @@
+"""The bundle on disk: the contract between builders, which write it, and the runtime, which opens it.
+
+    <bundle>/manifest.json     everything below, as one frozen Manifest
+    <bundle>/engines/…         model.onnx + data, or *.engine
+    <bundle>/tokenizer/…       tokenizer.json, chat_template.jinja, generation_config.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from specbuild.errors import BundleError, VerificationError
+from specbuild.recipe import Recipe
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class Record(BaseModel):
+    """A frozen part of the manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepCost(Record):
+    """Measured time of one pass: ``batch`` sequences of ``step`` new tokens each, ``context`` tokens already cached."""
+
+    batch: int
+    step: int
+    context: int
+    seconds: float
+
+
+class Parity(Record):
+    """Distance from the float32 graph over ``tokens`` positions: the largest |Δlogit| and the mean KL in nats."""
+
+    tokens: int
+    max_abs_logit: float
+    mean_kl: float
+
+
+class Probe(Record):
+    """What was measured on the built engine. Each invariance says: the logits of a row have the same bits whatever the
+    number of new tokens a pass (``step_invariant``), the other rows of the batch (``batch_invariant``) or the length of
+    the bound cache view (``view_invariant``)."""
+
+    step_invariant: bool
+    batch_invariant: bool
+    view_invariant: bool
+    step_costs: tuple[StepCost, ...]
+    parity: Parity | None
+
+
+class EngineEntry(Record):
+    """One compiled engine and the signature that it has.
+
+    Inputs: ``input_ids`` [B,S] int64, ``position_ids`` [B,S] int64, ``write_index`` [B] int64, ``attention_mask``
+    [B,1,S,T] bool (true = attend), ``logit_rows`` [B,R] int64, ``past_key.l`` / ``past_value.l`` [B,KV,T,D].
+    Outputs: ``logits`` [B,R,V] float32, ``key.l`` / ``value.l`` aliasing their pasts.
+    B batch ≤ max_batch_size, S new tokens ≤ max_step, R rows wanted, T length of the bound cache view ≤ capacity.
+    """
+
+    role: str
+    """``target`` or ``draft``."""
+    file: str
+    """Path inside the bundle."""
+    backend: str
+    flavour: str
+    """Build of the compiler's library that made it, such as ``onnxruntime`` or ``tensorrt_rtx``."""
+    version: str
+    compute_capabilities: tuple[str, ...] = ()
+    precision: str
+    kv_dtype: str
+    """``float32``, ``float16`` or ``bfloat16``."""
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+    """Tokens that a query sees, itself included; None: all before it."""
+    max_batch_size: int
+    max_seq_len: int
+    """Tokens of a sequence that the engine can hold."""
+    capacity: int
+    """The largest T: max_seq_len and the room that a padded step may write past it."""
+    static_view: bool
+    """T is always ``capacity`` (TensorRT); otherwise any T ≤ capacity may be bound (ONNX Runtime)."""
+    max_step: int
+    """The largest S of one pass that decodes."""
+    max_prefill: int
+    """The largest S of one pass that prefills."""
+    probe: Probe | None = None
+    """None: built with ``--no-probe``; nothing was measured."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of cache that one token of one sequence takes, keys and values of all layers."""
+        width = 4 if self.kv_dtype == "float32" else 2
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * width
+
+
+class Vocabulary(Record):
+    """Tokens as the target's checkpoint declares them."""
+
+    size: int
+    """Ids that the tokenizer knows; an engine's ``vocab_size`` may be larger by padding."""
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+
+
+class Manifest(Record):
+    """All that the runtime needs to know about a bundle before it opens an engine."""
+
+    schema_version: int = SCHEMA_VERSION
+    digest: str
+    """Of everything that went in: checkpoint contents, recipe, compiler, schema."""
+    recipe: Recipe
+    checkpoints: dict[str, str]
+    """Role → content digest of the checkpoint."""
+    tools: dict[str, str]
+    """Library → version, as they were when it was built."""
+    vocabulary: Vocabulary
+    engines: tuple[EngineEntry, ...]
+    files: dict[str, str]
+    """Path inside the bundle → sha256, for every file but the manifest."""
+    seal: str = ""
+    """sha256 of the manifest without this field: an edited manifest is noticed."""
+
+    def sealed(self) -> Manifest:
+        """The same manifest with its seal set."""
+        return self.model_copy(update={"seal": seal_of(self.model_dump(mode="json"))})
+
+
+def seal_of(manifest: dict[str, Any]) -> str:
+    """sha256 of a manifest's canonical JSON, its ``seal`` left out."""
+    content = {key: value for key, value in manifest.items() if key != "seal"}
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spare white space: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's content, read in pieces."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: its folder and its manifest, already checked against its seal and this schema."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: Path) -> Bundle:
+        """Read and check ``<path>/manifest.json``.
+
+        Raises:
+            BundleError: there is no bundle at ``path`` or its manifest cannot be read.
+            VerificationError: the manifest was edited, or has another schema version.
+        """
+        file = path / MANIFEST
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise BundleError(f"{path}: no bundle here ({MANIFEST} is missing); `specbuild engine list` shows the bundles there are") from None
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{file}: not readable as JSON ({error}); build it anew with `specbuild engine build --force`") from error
+        seen = raw.get("schema_version") if isinstance(raw, dict) else None
+        if seen != SCHEMA_VERSION:
+            raise VerificationError(
+                f"{file}: schema version {seen!r}, this specbuild reads {SCHEMA_VERSION}; build it anew with `specbuild engine build --force`"
+            )
+        if raw.get("seal") != seal_of(raw):
+            raise VerificationError(
+                f"{file}: edited after the build (seal {raw.get('seal')!r}, content {seal_of(raw)!r}); build it anew with `specbuild engine build --force`"
+            )
+        try:
+            return cls(path, Manifest.model_validate(raw))
+        except ValidationError as error:
+            raise BundleError(f"{file}: {error.errors()[0]['msg']}; build it anew with `specbuild engine build --force`") from error
+
+    def engine(self, role: str) -> EngineEntry:
+        """The engine that has ``role``.
+
+        Raises:
+            BundleError: the bundle has none.
+        """
+        for entry in self.manifest.engines:
+            if entry.role == role:
+                return entry
+        roles = ", ".join(entry.role for entry in self.manifest.engines)
+        raise BundleError(f"{self.path}: no {role!r} engine (it has: {roles}); add a `speculation.draft` section to the recipe and build again")
+
+    def verify_files(self) -> None:
+        """Compare every file with its digest.
+
+        Raises:
+            VerificationError: a file is missing or differs.
+        """
+        for name, digest in self.manifest.files.items():
+            file = self.path / name
+            seen = file_digest(file) if file.is_file() else "missing"
+            if seen != digest:
+                raise VerificationError(f"{file}: sha256 is {seen}, the manifest says {digest}; build it anew with `specbuild engine build --force`")

@@ -1,0 +1,120 @@
+"""What to build and how to speculate with it: the recipe, frozen and checked key by key.
+
+Defaults live in the fields below and nowhere else; the CLI, the JSON schema and the documentation read them from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
+
+from specbuild.errors import RecipeError, close_match
+
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
+Method = Literal["off", "ngram", "draft_model", "replay"]
+Verification = Literal["coupled", "block", "token"]
+ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe that refuses unknown keys, naming the closest known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_unknown(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Self:
+        if isinstance(data, dict):
+            for key in data:
+                if key not in cls.model_fields:
+                    raise ValueError(f"unknown key {key!r}.{close_match(str(key), cls.model_fields)}")
+        built: Self = handler(data)
+        return built
+
+
+class TargetSection(Section):
+    """The model whose output is reproduced."""
+
+    precision: Precision = Field("int8", description="Weights of the target engine.")
+    max_batch_size: int = Field(8, ge=1, le=1024, description="Sequences that one pass may hold.")
+    max_seq_len: int = Field(2048, ge=16, description="Tokens of a sequence, prompt and output together.")
+    config: dict[str, Any] | None = Field(
+        None, description="Hugging Face config keys of the checkpoint: lets a plan be made without it; a build checks them."
+    )
+
+
+class DraftSection(Section):
+    """The model that proposes tokens."""
+
+    checkpoint: str | None = Field(None, description="Where the draft comes from; empty: the target's own checkpoint.")
+    precision: Precision = Field("int4", description="Weights of the draft engine.")
+    config: dict[str, Any] | None = Field(None, description="As target.config, for the draft's checkpoint.")
+
+
+class SpeculationSection(Section):
+    """How tokens are proposed and how proposals are verified."""
+
+    method: Method = Field("ngram", description="Proposer used when a request does not say otherwise.")
+    draft_len: int = Field(4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
+    max_draft_len: int = Field(7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
+    verification: Verification = Field("coupled", description="Lossless rule of acceptance.")
+    ngram_max: int = Field(3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
+    ngram_min: int = Field(1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
+    draft: DraftSection | None = Field(None, description="Draft model to build beside the target; empty: none.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.method == "draft_model" and self.draft is None:
+            raise ValueError("method 'draft_model' needs a 'draft' section; add `draft: {}` for the target's own int4 build")
+        if self.draft_len > self.max_draft_len:
+            raise ValueError(f"draft_len {self.draft_len} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former")
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}; swap or lower it")
+        return self
+
+
+class TensorRTSection(Section):
+    """What only the TensorRT compilers read."""
+
+    compute_capabilities: tuple[ComputeCapability, ...] = Field(
+        (), description="GPU generations a plan is compiled for, such as sm89; empty: the GPU present (mainline only)."
+    )
+    max_prefill_len: int = Field(512, ge=1, description="New tokens of the prefill profile; longer prompts go in pieces.")
+    workspace_mib: int = Field(2048, ge=1, description="Scratch memory the builder may plan with, MiB.")
+    timing_cache: bool = Field(False, description="Keep kernel timings between builds (needs a GPU).")
+    refit: bool = Field(False, description="Leave weights replaceable in the plan (needs a GPU to build).")
+    strip_weights: bool = Field(False, description="Leave weights out of the plan (needs a GPU to build).")
+    version_compatible: bool = Field(False, description="Let later TensorRT versions load the plan (needs a GPU to build).")
+
+
+class Recipe(Section):
+    """One model pair and its use."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the bundle: lower case, digits, '.', '_', '-'.")
+    checkpoint: str = Field(min_length=1, description="A folder, a .gguf file, package:NAME or hf:ORG/NAME.")
+    backend: Backend = Field("onnxruntime", description="Compiler and runtime of the engines.")
+    target: TargetSection = Field(default_factory=TargetSection)
+    speculation: SpeculationSection = Field(default_factory=SpeculationSection)
+    tensorrt: TensorRTSection = Field(default_factory=TensorRTSection)
+
+    @classmethod
+    def from_mapping(cls, data: dict[str, Any], *, origin: str) -> Recipe:
+        """The recipe in ``data``; ``origin`` (a file or a flag) is named when it is refused.
+
+        Raises:
+            RecipeError: an unknown key, a missing one or an impossible value.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise RecipeError(f"{origin}: {_first_problem(error)}") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    what = problem["msg"].removeprefix("Value error, ")
+    seen = "" if problem["type"] in ("value_error", "missing") else f" (seen: {problem['input']!r})"
+    return f"{where}: {what}{seen}" if where else f"{what}{seen}"
