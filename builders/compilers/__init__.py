@@ -1,0 +1,1 @@
+"""Compilers: a graph in, engine files out."""

@@ -1,0 +1,144 @@
+"""What every compiler is: a graph in, one engine file (and its data) out, and the limits that the engine then has.
+
+A compiler is chosen by its backend's name; its own library is imported only when it has to compile, so that a plan can
+be made (``shape``) where the library is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+import onnx_ir as ir
+
+from specbuild.errors import UnsupportedError
+from specbuild.recipe import Backend, Precision, Recipe, TensorRTSection
+
+Role = Literal["target", "draft"]
+
+# Backend → module beside this one. Each has ``create(backend) -> Compiler``.
+BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "tensorrt", "tensorrt": "tensorrt"}
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """One engine to compile: what of a recipe concerns it."""
+
+    role: Role
+    precision: Precision
+    max_batch_size: int
+    max_seq_len: int
+    """Tokens of a sequence, prompt and output together."""
+    max_draft_len: int
+    """Draft tokens that one pass verifies; the pass has one new token more."""
+    tensorrt: TensorRTSection
+
+    @classmethod
+    def of(cls, recipe: Recipe, role: Role) -> CompileJob:
+        """The job that ``recipe`` sets for the engine of ``role``; the draft shares the target's batch and length."""
+        draft = recipe.speculation.draft
+        if role == "draft":
+            assert draft is not None, "a recipe without a draft section has no draft engine"
+        return cls(
+            role=role,
+            precision=draft.precision if role == "draft" and draft is not None else recipe.target.precision,
+            max_batch_size=recipe.target.max_batch_size,
+            max_seq_len=recipe.target.max_seq_len,
+            max_draft_len=recipe.speculation.max_draft_len,
+            tensorrt=recipe.tensorrt,
+        )
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """The limits that an engine will have, known before it is compiled. Named as in ``specbuild.bundle.EngineEntry``."""
+
+    static_view: bool
+    capacity: int
+    max_step: int
+    max_prefill: int
+    kv_dtype: Literal["float32", "float16", "bfloat16"]
+    compute_capabilities: tuple[str, ...] = ()
+
+    @property
+    def graph_capacity(self) -> int | None:
+        """``capacity`` for ``network.decoder``: the view's length when it is built into the graph, else None."""
+        return self.capacity if self.static_view else None
+
+
+@dataclass(frozen=True)
+class CompiledEngine:
+    """A compiled engine on disk."""
+
+    file: str
+    """Name of the engine inside the folder it was compiled into; data files lie beside it."""
+    shape: EngineShape
+
+
+class Compiler(Protocol):
+    """Turns graphs into engines for one backend."""
+
+    name: Backend
+    flavour: str
+    """The library that compiles, such as ``onnxruntime`` or ``tensorrt_rtx``."""
+    precisions: tuple[Precision, ...]
+
+    def version(self) -> str:
+        """Version of the library.
+
+        Raises:
+            EnvironmentLacksError: it is not installed.
+        """
+        ...
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse what cannot be compiled, before any work is done.
+
+        Raises:
+            EnvironmentLacksError: the library, a GPU or a right version is missing.
+            UnsupportedError: a precision, compute capability or option that this compiler does not build.
+        """
+        ...
+
+    def shape(self, job: CompileJob) -> EngineShape:
+        """The limits of the engine that ``job`` gives. Needs neither the library nor a GPU."""
+        ...
+
+    def compile(self, model: ir.Model, job: CompileJob, folder: Path) -> CompiledEngine:
+        """Compile the float32 graph ``model`` (which the compiler may change) at the job's precision into ``folder``.
+
+        ``model`` was made with ``capacity=shape(job).graph_capacity`` and ``positions=shape(job).capacity``.
+
+        Raises:
+            BuildError: the compiler refused the graph, or the engine cannot be written.
+        """
+        ...
+
+
+def compiler(backend: Backend) -> Compiler:
+    """The compiler of ``backend``."""
+    module = importlib.import_module(f".{BACKENDS[backend]}", __package__)
+    return cast(Compiler, module.create(backend))
+
+
+def check_precisions(compiler: Compiler, recipe: Recipe) -> None:
+    """Refuse a precision of the recipe that ``compiler`` does not build.
+
+    Raises:
+        UnsupportedError: naming the key, the value and the precisions there are.
+    """
+    wanted = {"target.precision": recipe.target.precision}
+    if recipe.speculation.draft is not None:
+        wanted["speculation.draft.precision"] = recipe.speculation.draft.precision
+    for key, precision in wanted.items():
+        if precision not in compiler.precisions:
+            raise UnsupportedError(
+                f"{key}: backend {compiler.name!r} does not build {precision!r}; choose one of {', '.join(compiler.precisions)}"
+            )
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of ``multiple`` that is at least ``value``."""
+    return -(-value // multiple) * multiple
