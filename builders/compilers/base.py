@@ -80,10 +80,20 @@ class CompiledEngine:
 class Compiler(Protocol):
     """Turns graphs into engines for one backend."""
 
-    name: Backend
-    flavour: str
-    """The library that compiles, such as ``onnxruntime`` or ``tensorrt_rtx``."""
-    precisions: tuple[Precision, ...]
+    @property
+    def name(self) -> Backend:
+        """The backend's name."""
+        ...
+
+    @property
+    def flavour(self) -> str:
+        """The library that compiles, such as ``onnxruntime`` or ``tensorrt_rtx``."""
+        ...
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """What engines it builds."""
+        ...
 
     def version(self) -> str:
         """Version of the library.

@@ -1,0 +1,85 @@
+"""ONNX Runtime on the CPU: the graph itself, with its weights beside it, is the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime
+
+from specbuild.errors import BuildError
+from specbuild.recipe import Backend, Precision, Recipe
+
+from ..passes.quantize import QuantizeWeights
+from ..passes.share_head import ShareHead
+from .base import CompiledEngine, CompileJob, EngineShape, check_precisions, round_up
+
+_FILE = "model.onnx"
+_MAX_PREFILL = 512
+# Cache views grow in steps of this many positions, so a capacity that is a multiple of it is reached without a last odd view.
+_VIEW_STEP = 64
+
+
+class OnnxRuntimeCompiler:
+    """Quantise, save, and let ONNX Runtime say whether it takes the result.
+
+    What is saved is the standard graph, not the optimised one: optimising at load takes a quarter of a second for SmolLM2-135M,
+    and its outcome depends on the CPU.
+    """
+
+    name: Backend = "onnxruntime"
+    flavour = "onnxruntime"
+    precisions: tuple[Precision, ...] = ("float32", "int8", "int4")
+
+    def version(self) -> str:
+        """Version of the onnxruntime package."""
+        return str(onnxruntime.__version__)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises UnsupportedError for a precision that is not built."""
+        check_precisions(self, recipe)
+
+    def shape(self, job: CompileJob) -> EngineShape:
+        """A view that may have any length up to the capacity, which has room for one padded step past the longest sequence."""
+        step = job.max_draft_len + 1
+        capacity = round_up(job.max_seq_len + step, _VIEW_STEP)
+        return EngineShape(static_view=False, capacity=capacity, max_step=step, max_prefill=_MAX_PREFILL, kv_dtype="float32")
+
+    def compile(self, model: ir.Model, job: CompileJob, folder: Path) -> CompiledEngine:
+        """``model.onnx`` and ``model.onnx.data`` in ``folder``.
+
+        Raises:
+            BuildError: the files cannot be written, or ONNX Runtime does not take them.
+        """
+        if job.precision == "int8" or job.precision == "int4":
+            QuantizeWeights(job.precision)(model)
+        else:
+            assert job.precision == "float32", f"check() lets no {job.precision} pass"
+            ShareHead()(model)
+        signature = ({value.name for value in model.graph.inputs}, {value.name for value in model.graph.outputs})
+        path = folder / _FILE
+        try:
+            ir.save(model, path, external_data=f"{_FILE}.data")
+        except OSError as error:
+            raise BuildError(f"{path}: cannot be written ({error.strerror or error}); free some space or choose another store") from error
+        self._verify(path, signature)
+        return CompiledEngine(_FILE, self.shape(job))
+
+    def _verify(self, path: Path, signature: tuple[set[str | None], set[str | None]]) -> None:
+        """Load the engine once, with the options that the runtime uses."""
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+        options.log_severity_level = 3
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # every error of this library is a direct subclass of Exception
+            raise BuildError(f"{path}: onnxruntime {self.version()} refuses the engine: {error}") from error
+        seen = ({value.name for value in session.get_inputs()}, {value.name for value in session.get_outputs()})
+        assert seen == signature, f"signature changed on loading: {seen} instead of {signature}"
+
+
+def create(backend: Backend) -> OnnxRuntimeCompiler:
+    """The compiler of the one backend of this module."""
+    assert backend == "onnxruntime", backend
+    return OnnxRuntimeCompiler()

@@ -1,0 +1,1 @@
+"""Networks: a description and its weights in, one standard ONNX graph out."""
