@@ -1,0 +1,93 @@
+"""The tensors of a checkpoint, by the role that they have in a decoder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.errors import CheckpointError, UnsupportedError
+
+from .architectures.base import Family
+from .checkpoint import Checkpoint
+from .decoder_spec import DecoderSpec
+
+BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")
+"""Old checkpoints store the frequencies that the config gives anyway."""
+
+
+@dataclass(frozen=True)
+class CheckpointWeights:
+    """``Weights`` over a checkpoint. All names and shapes are checked when it is made, before anything is read.
+
+    Raises:
+        CheckpointError: a tensor is missing, or of another shape than the spec implies.
+        UnsupportedError: a layer has a tensor that no role stands for: it computes something that would be left out.
+    """
+
+    checkpoint: Checkpoint
+    spec: DecoderSpec
+    family: Family
+
+    def __post_init__(self) -> None:
+        expected = {self._name(role): shape for role, shape in role_shapes(self.spec).items()}
+        names = set(self.checkpoint.names())
+        for name, shape in expected.items():
+            if name not in names:
+                hint = "; if the head is tied, set tie_word_embeddings in config.json" if name == self.family.tensors["head"] else ""
+                raise CheckpointError(f"{self.checkpoint.source}: tensor {name} is missing (expected shape {list(shape)}){hint}")
+            if self.checkpoint.shape(name) != shape:
+                raise CheckpointError(
+                    f"{self.checkpoint.source}: tensor {name} has shape {list(self.checkpoint.shape(name))}, "
+                    f"its config implies {list(shape)}; config and weights are not of one model"
+                )
+        layers = tuple(f"model.layers.{index}." for index in range(self.spec.num_layers))
+        foreign = sorted(name for name in names - expected.keys() if name.startswith(layers) and not BUFFER.search(name))
+        if foreign:
+            raise UnsupportedError(
+                f"{self.checkpoint.source}: tensor {foreign[0]} has no place in a {self.spec.family} decoder ({len(foreign)} such); "
+                "check model_type and the bias keys of config.json"
+            )
+
+    def read(self, role: str) -> NDArray[np.float32]:
+        """The tensor as contiguous float32, the caller's own."""
+        return self.checkpoint.read(self._name(role))
+
+    def _name(self, role: str) -> str:
+        if role == "head" and self.spec.tied_head:
+            role = "embedding"
+        if not role.startswith("layers."):
+            return self.family.tensors[role]
+        _, layer, part = role.split(".")
+        return f"model.layers.{layer}.{self.family.tensors[part]}"
+
+
+def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Every role of a decoder → the shape of its tensor, in reading order."""
+    hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    layer: dict[str, tuple[int, ...]] = {
+        "attention_norm": (hidden,),
+        "q": (queries, hidden),
+        "k": (keys, hidden),
+        "v": (keys, hidden),
+        "o": (hidden, queries),
+        "mlp_norm": (hidden,),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    if spec.qkv_bias:
+        layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
+    if spec.out_bias:
+        layer |= {"o_bias": (hidden,)}
+    if spec.mlp_bias:
+        layer |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
+    if spec.qk_norm:
+        layer |= {"q_norm": (head,), "k_norm": (head,)}
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, hidden)}
+    for index in range(spec.num_layers):
+        shapes |= {f"layers.{index}.{part}": shape for part, shape in layer.items()}
+    return shapes | {"norm": (hidden,), "head": (spec.vocab_size, hidden)}
