@@ -204,6 +204,20 @@ class Bundle:
         roles = ", ".join(entry.role for entry in self.manifest.engines)
         raise BundleError(f"{self.path}: no {role!r} engine (it has: {roles}); add a `speculation.draft` section to the recipe and build again")
 
+    def check_version(self, entry: EngineEntry, installed: str) -> None:
+        """Compare the version of the library that compiled an engine with the one that would run it: plans of TensorRT hold
+        for exactly one version, graphs of ONNX Runtime for one minor version (another may fuse and round differently).
+
+        Raises:
+            VerificationError: they differ.
+        """
+        parts = 2 if entry.backend == "onnxruntime" else None
+        if entry.version.split(".")[:parts] != installed.split(".")[:parts]:
+            raise VerificationError(
+                f"{self.path}: the {entry.role} engine was built for {entry.flavour} {entry.version}, installed is {installed}; "
+                f"install that version, or build it anew with `specbuild engine build --force`"
+            )
+
     def verify_files(self) -> None:
         """Compare every file with its digest.
 

@@ -1,0 +1,198 @@
+"""Runs a plan: compile and probe in a staging folder, describe it in a manifest, publish it in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import specbuild
+from specbuild.bundle import MANIFEST, Bundle, EngineEntry, Manifest, Probe, Vocabulary, file_digest
+from specbuild.errors import BuildError
+from specbuild.recipe import Recipe
+
+from .architectures import family
+from .checkpoint import Checkpoint
+from .compilers.base import Compiler, CompileJob, Role
+from .facts import ModelFacts
+from .network.decoder import decoder
+from .plan import BuildPlan
+from .plan import engine_bytes as estimate
+from .preparation import Preparation, prepare
+from .store import Store
+from .weights import CheckpointWeights
+
+Prober = Callable[[Path, EngineEntry, EngineEntry | None], Probe]
+"""(folder, engine, the float32 engine of the same model or None) → what was measured; files are relative to the folder."""
+Progress = Callable[[str], None]
+
+_REFERENCE = ".reference"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A published bundle. Its recipe is the one asked for: defaults of generation may differ from those that it was built with."""
+
+    bundle: Bundle
+    built: bool
+    """False: it was there already."""
+
+
+def build(
+    recipe: Recipe, *, store: Store, force: bool = False, probe: Prober | None = None, progress: Progress = lambda message: None
+) -> BuildResult:
+    """The bundle of ``recipe``, built unless the store has it (or ``force``).
+
+    Raises:
+        CheckpointError, UnsupportedError, PreflightError, EnvironmentLacksError: before anything is compiled.
+        BuildError: a compiler refused, or the disk is full. Nothing half-made is left.
+    """
+    progress("checking the checkpoints")
+    preparation = prepare(recipe)
+    folder = preparation.plan.folder
+    assert folder is not None, "a prepared build has all that its digest covers"
+    if not force and store.path(folder).exists():
+        return BuildResult(_opened(store.path(folder), recipe), built=False)
+    progress(f"waiting for the lock of {folder}")
+    with _disk_errors(store, preparation, probe is not None), store.staging(folder) as staging:
+        if not force and store.path(folder).exists():  # another process built it while this one waited
+            return BuildResult(_opened(store.path(folder), recipe), built=False)
+        _check_room(store, preparation, probe is not None)
+        engines = tuple(_engine(preparation, role, staging, probe, progress) for role in preparation.models)
+        progress("writing the manifest")
+        preparation.checkpoints["target"].tokenizer.save(staging / "tokenizer")
+        manifest = _manifest(preparation, engines, staging)
+        (staging / MANIFEST).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
+        Bundle.open(staging)
+        return BuildResult(_opened(store.publish(folder), recipe), built=True)
+
+
+def _opened(path: Path, recipe: Recipe) -> Bundle:
+    bundle = Bundle.open(path)
+    return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"recipe": recipe}))
+
+
+def _engine(preparation: Preparation, role: Role, staging: Path, probe: Prober | None, progress: Progress) -> EngineEntry:
+    step = next(step for step in preparation.plan.steps if step.role == role)
+    progress(f"compiling the {role}: {step.checkpoint} as {step.precision}")
+    entry = _compile(preparation, role, step.job, staging, Path("engines") / role)
+    if probe is None:
+        return entry
+    reference = None
+    if _wants_reference(preparation.compiler, step.job):
+        progress(f"compiling the {role} in float32 to compare with")
+        reference = _compile(preparation, role, dataclasses.replace(step.job, precision="float32"), staging, Path(_REFERENCE))
+    progress(f"measuring the {role}")
+    measured = probe(staging, entry, reference)
+    shutil.rmtree(staging / _REFERENCE, ignore_errors=True)
+    return entry.model_copy(update={"probe": measured})
+
+
+def _wants_reference(compiler: Compiler, job: CompileJob) -> bool:
+    """Whether there is a float32 engine to compare with: on the CPU, for weights that are not float32 already."""
+    return compiler.name == "onnxruntime" and job.precision != "float32"
+
+
+def _compile(preparation: Preparation, role: Role, job: CompileJob, staging: Path, folder: Path) -> EngineEntry:
+    model, checkpoint, compiler = preparation.models[role], preparation.checkpoints[role], preparation.compiler
+    shape = compiler.shape(job)
+    weights = CheckpointWeights(checkpoint, model.spec, family(checkpoint.config["model_type"]))
+    graph = decoder(model.spec, weights, capacity=shape.graph_capacity, positions=shape.capacity)
+    (staging / folder).mkdir(parents=True)
+    compiled = compiler.compile(graph, job, staging / folder)
+    spec = model.spec
+    return EngineEntry(
+        role=role,
+        file=(folder / compiled.file).as_posix(),
+        backend=compiler.name,
+        flavour=compiler.flavour,
+        version=compiler.version(),
+        compute_capabilities=compiled.shape.compute_capabilities,
+        precision=job.precision,
+        kv_dtype=compiled.shape.kv_dtype,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        sliding_window=spec.sliding_window,
+        max_batch_size=job.max_batch_size,
+        max_seq_len=job.max_seq_len,
+        capacity=compiled.shape.capacity,
+        static_view=compiled.shape.static_view,
+        max_step=compiled.shape.max_step,
+        max_prefill=compiled.shape.max_prefill,
+    )
+
+
+def _manifest(preparation: Preparation, engines: tuple[EngineEntry, ...], staging: Path) -> Manifest:
+    plan, models = preparation.plan, preparation.models
+    assert plan.digest is not None
+    return Manifest(
+        digest=plan.digest,
+        recipe=plan.recipe,
+        checkpoints={role: model.digest or "" for role, model in models.items()},
+        tools=_tools(plan),
+        vocabulary=_vocabulary(models["target"], preparation.checkpoints["target"]),
+        engines=engines,
+        files={file.relative_to(staging).as_posix(): file_digest(file) for file in sorted(staging.rglob("*")) if file.is_file()},
+    ).sealed()
+
+
+def _tools(plan: BuildPlan) -> dict[str, str]:
+    libraries = {library: version(library) for library in ("numpy", "onnx-ir")}
+    return {"specbuild": specbuild.__version__, "python": platform.python_version(), plan.flavour: plan.version or "", **libraries}
+
+
+def _vocabulary(model: ModelFacts, checkpoint: Checkpoint) -> Vocabulary:
+    assert model.tokenizer is not None
+    return Vocabulary(
+        size=model.tokenizer.size,
+        bos_token_id=checkpoint.bos_token_id,
+        eos_token_ids=checkpoint.eos_token_ids,
+        pad_token_id=checkpoint.pad_token_id,
+    )
+
+
+def _bytes_needed(preparation: Preparation, probed: bool) -> int:
+    """What the store holds at the fullest moment: all engines and the largest float32 engine to compare with."""
+    plan, models = preparation.plan, preparation.models
+    compared = [step for step in plan.steps if probed and _wants_reference(preparation.compiler, step.job)]
+    references = (estimate(models[step.role].spec, "float32", width=4, positions=step.shape.capacity) for step in compared)
+    return plan.engine_bytes + max(references, default=0)
+
+
+def _check_room(store: Store, preparation: Preparation, probed: bool) -> None:
+    needed, free = _bytes_needed(preparation, probed), shutil.disk_usage(store.home).free
+    if needed > free:
+        raise BuildError(_disk_full(store, "checked before compiling", needed, free))
+
+
+@contextmanager
+def _disk_errors(store: Store, preparation: Preparation, probed: bool) -> Iterator[None]:
+    """Turn whatever a full disk raised, however deep a compiler has wrapped it, into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OSError) and cause.errno in _DISK_FULL:
+                free = shutil.disk_usage(store.home).free
+                raise BuildError(_disk_full(store, os.strerror(cause.errno), _bytes_needed(preparation, probed), free)) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
+
+
+def _disk_full(store: Store, how: str, needed: int, free: int) -> str:
+    return (
+        f"{store.home}: the disk is full ({how}): the build needs about {needed:,} bytes and {free:,} are free; "
+        "free some space (`specbuild engine prune`) or set SPECBUILD_HOME to a larger disk"
+    )

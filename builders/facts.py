@@ -1,0 +1,86 @@
+"""What planning and preflight know of a checkpoint: small values, no weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbuild.errors import CheckpointError
+
+from .architectures import decoder_spec
+from .checkpoint import Checkpoint
+from .compilers.base import Role
+from .decoder_spec import DecoderSpec
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """The content of a ``tokenizer.json`` that gives token ids their meaning."""
+
+    tokens: Mapping[int, str]
+    """Id → token, added tokens included."""
+    merges: tuple[str, ...]
+    """BPE merges in their order, the pair separated by a space; empty for other kinds."""
+
+    @property
+    def size(self) -> int:
+        """Ids that the tokenizer knows: the largest and one more."""
+        return max(self.tokens) + 1
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One model of the pair."""
+
+    role: Role
+    source: str
+    """The checkpoint, as the recipe names it."""
+    spec: DecoderSpec
+    config: Mapping[str, Any]
+    digest: str | None
+    """Of the checkpoint's content; None: planned from the recipe's ``config`` alone."""
+    tokenizer: TokenizerFacts | None
+    """None: as ``digest``."""
+
+
+def facts_of(role: Role, source: str, checkpoint: Checkpoint) -> ModelFacts:
+    """The facts of an opened checkpoint.
+
+    Raises:
+        UnsupportedError: its family or a key of its config is not one that specbuild builds.
+        CheckpointError: its tokenizer cannot be read.
+    """
+    tokenizer = tokenizer_facts(checkpoint.tokenizer.tokenizer_json, origin=source)
+    return ModelFacts(role, source, decoder_spec(checkpoint.config), checkpoint.config, checkpoint.digest(), tokenizer)
+
+
+def facts_from_config(role: Role, source: str, config: Mapping[str, Any]) -> ModelFacts:
+    """The facts that a recipe's ``config`` section gives without the checkpoint.
+
+    Raises:
+        UnsupportedError: as ``facts_of``.
+    """
+    return ModelFacts(role, source, decoder_spec(config), config, None, None)
+
+
+def tokenizer_facts(tokenizer_json: bytes, *, origin: str) -> TokenizerFacts:
+    """Read a ``tokenizer.json``; ``origin`` is named when it is refused.
+
+    Raises:
+        CheckpointError: not JSON, or without a vocabulary.
+    """
+    try:
+        content = json.loads(tokenizer_json)
+        vocabulary = content["model"]["vocab"]
+        # BPE and WordPiece map token → id, Unigram lists [token, score] in the order of ids.
+        items = vocabulary.items() if isinstance(vocabulary, dict) else ((entry[0], index) for index, entry in enumerate(vocabulary))
+        tokens = {int(index): str(token) for token, index in items}
+        tokens |= {int(added["id"]): str(added["content"]) for added in content.get("added_tokens") or ()}
+        merges = tuple(merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"].get("merges") or ())
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{origin}: its tokenizer.json cannot be read ({error!r}); fetch the checkpoint again") from error
+    if not tokens:
+        raise CheckpointError(f"{origin}: its tokenizer.json has no tokens; fetch the checkpoint again")
+    return TokenizerFacts(tokens, merges)

@@ -1,0 +1,134 @@
+"""Is this pair possible? Asked before anything is compiled; each refusal names the change that mends it.
+
+Pure: it compares small facts. What only a compiler knows (precisions, GPU generations) its own ``check`` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from itertools import zip_longest
+from typing import Any
+
+from specbuild.errors import PreflightError
+from specbuild.recipe import Recipe
+
+from .architectures import decoder_spec
+from .decoder_spec import DecoderSpec
+from .facts import ModelFacts, TokenizerFacts
+
+
+def preflight(recipe: Recipe, target: ModelFacts, draft: ModelFacts | None) -> None:
+    """Refuse what could not work, or would work badly in silence.
+
+    Raises:
+        PreflightError: one sentence: which key, both values, what to change.
+    """
+    check_lengths(recipe)
+    check_config(target, recipe.target.config, "target.config")
+    check_positions(recipe, target)
+    check_padding(target)
+    if draft is not None:
+        assert recipe.speculation.draft is not None
+        check_config(draft, recipe.speculation.draft.config, "speculation.draft.config")
+        check_positions(recipe, draft)
+        check_padding(draft)
+        check_tokenizers(target, draft)
+        check_vocabularies(target, draft)
+
+
+def check_lengths(recipe: Recipe) -> None:
+    """A pass that verifies ``max_draft_len`` tokens and one more must fit a sequence beside at least one token of prompt."""
+    length, draft_len = recipe.target.max_seq_len, recipe.speculation.max_draft_len
+    if draft_len + 2 > length:
+        raise PreflightError(
+            f"speculation.max_draft_len {draft_len} does not fit target.max_seq_len {length}; "
+            f"set speculation.max_draft_len to {length - 2} or less, or target.max_seq_len to {draft_len + 2} or more"
+        )
+
+
+def check_config(model: ModelFacts, config: Mapping[str, Any] | None, where: str) -> None:
+    """A recipe's ``config`` section must describe the checkpoint that is really there."""
+    if config is None:
+        return
+    for key in sorted(config.keys() & model.config.keys()):
+        if config[key] != model.config[key]:
+            raise PreflightError(
+                f"{where}.{key}: the recipe says {config[key]!r}, {model.source} has {model.config[key]!r}; "
+                "correct the recipe or name the checkpoint that it describes"
+            )
+    # Keys that only one side writes out may still mean the same (head_dim, rope_parameters): compare what they add up to.
+    said = decoder_spec(config)
+    for field in fields(DecoderSpec):
+        ours, theirs = getattr(said, field.name), getattr(model.spec, field.name)
+        if ours != theirs:
+            values = "" if field.name == "rope" else f" ({ours!r} against {theirs!r})"
+            raise PreflightError(f"{where}: its {field.name} is not that of {model.source}{values}; correct the recipe or remove the section")
+
+
+def check_positions(recipe: Recipe, model: ModelFacts) -> None:
+    """Every position up to ``max_seq_len`` must be one that the model was made for; a draft is no exception: past the end of its
+    positions it would draft noise, and acceptance would fall without a word."""
+    length = recipe.target.max_seq_len
+    if length > model.spec.max_position:
+        other = "" if model.role == "target" else ", or choose a draft checkpoint made for longer sequences"
+        raise PreflightError(
+            f"target.max_seq_len {length} is above the {model.spec.max_position} positions of the {model.role} {model.source}; "
+            f"set target.max_seq_len to {model.spec.max_position} or less{other}"
+        )
+    hold = model.spec.rope.max_position
+    if hold is not None and length > hold:
+        raise PreflightError(
+            f"target.max_seq_len {length}: the dynamic rotary scaling of the {model.role} {model.source} changes past {hold} positions, "
+            f"which cached keys cannot follow; set target.max_seq_len to {hold} or less"
+        )
+
+
+def check_padding(model: ModelFacts) -> None:
+    """An embedding has a row for each token, perhaps some more for padding, never fewer."""
+    if model.tokenizer is not None and model.tokenizer.size > model.spec.vocab_size:
+        raise PreflightError(
+            f"the tokenizer of the {model.role} {model.source} knows {model.tokenizer.size} ids, its embedding has {model.spec.vocab_size} rows; "
+            f"use the tokenizer the checkpoint came with, or resize its embedding to {model.tokenizer.size} rows"
+        )
+
+
+def check_tokenizers(target: ModelFacts, draft: ModelFacts) -> None:
+    """Both models must mean the same by every id."""
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    difference = first_difference(target.tokenizer, draft.tokenizer)
+    if difference is not None:
+        raise PreflightError(
+            f"the tokenizers of target {target.source} and draft {draft.source} differ: {difference}; "
+            "set speculation.draft.checkpoint to a model of the target's own family and tokenizer, or remove it to draft with the target's int4 build"
+        )
+
+
+def check_vocabularies(target: ModelFacts, draft: ModelFacts) -> None:
+    """Both laws must be over the same ids, padding included, so that verification can compare them."""
+    ours, theirs = target.spec.vocab_size, draft.spec.vocab_size
+    if ours != theirs:
+        padding = ""
+        if target.tokenizer is not None:
+            padding = f" (the tokenizer, the same in both, knows {target.tokenizer.size} ids; the rest is padding)"
+        raise PreflightError(
+            f"vocab_size is {ours} in target {target.source} and {theirs} in draft {draft.source}{padding}; resize the draft's embedding with "
+            f"transformers: model.resize_token_embeddings({ours}), save it, and set speculation.draft.checkpoint to the saved folder"
+        )
+
+
+def first_difference(target: TokenizerFacts, draft: TokenizerFacts) -> str | None:
+    """The lowest id, else the first merge, on which two tokenizers differ, in words; None: they are equal."""
+    for index in range(max(target.size, draft.size)):
+        ours, theirs = target.tokens.get(index), draft.tokens.get(index)
+        if ours != theirs:
+            return f"id {index} is {_token(ours)} in the target and {_token(theirs)} in the draft"
+    for rank, (ours, theirs) in enumerate(zip_longest(target.merges, draft.merges)):
+        if ours != theirs:
+            return f"merge {rank} is {_token(ours)} in the target and {_token(theirs)} in the draft"
+    return None
+
+
+def _token(token: str | None) -> str:
+    return "absent" if token is None else repr(token)

@@ -1,0 +1,92 @@
+"""From a recipe to a plan that may be followed: checkpoints opened, the pair checked, the compiler asked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import specbuild
+from specbuild.errors import EnvironmentLacksError
+from specbuild.recipe import Recipe
+
+from .checkpoint import Checkpoint, open_checkpoint
+from .compilers import base
+from .compilers.base import CompileJob, Compiler, Role
+from .facts import ModelFacts, facts_from_config, facts_of
+from .plan import BuildPlan, ToolFacts, plan
+from .preflight import preflight
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """All that a build needs."""
+
+    plan: BuildPlan
+    compiler: Compiler
+    models: Mapping[Role, ModelFacts]
+    checkpoints: Mapping[Role, Checkpoint]
+
+
+def prepare(recipe: Recipe) -> Preparation:
+    """Open the checkpoints and check everything that can be checked before compiling.
+
+    Raises:
+        CheckpointError, UnsupportedError, PreflightError, EnvironmentLacksError: what stands in the way, and what mends it.
+    """
+    compiler = base.compiler(recipe.backend)
+    compiler.check(recipe)
+    checkpoints: dict[Role, Checkpoint] = {}
+    models: dict[Role, ModelFacts] = {}
+    for role, (source, _) in sources(recipe).items():
+        same = next((known for known in models.values() if known.source == source), None)
+        checkpoints[role] = checkpoints[same.role] if same else open_checkpoint(source)
+        models[role] = facts_of(role, source, checkpoints[role])
+    preflight(recipe, models["target"], models.get("draft"))
+    return Preparation(_plan(recipe, models, compiler, compiler.version()), compiler, models, checkpoints)
+
+
+def dry_plan(recipe: Recipe) -> BuildPlan:
+    """The plan alone. A model whose recipe has a ``config`` section is planned from that: no weights and no network are
+    needed, and neither is the compiler's library.
+
+    Raises:
+        CheckpointError, UnsupportedError, PreflightError: as ``prepare``.
+    """
+    compiler = base.compiler(recipe.backend)
+    version: str | None = None
+    try:
+        compiler.check(recipe)
+        version = compiler.version()
+    except EnvironmentLacksError:
+        pass  # the plan says that there is no version; only a build needs one
+    models = {
+        role: facts_from_config(role, source, config) if config is not None else facts_of(role, source, open_checkpoint(source))
+        for role, (source, config) in sources(recipe).items()
+    }
+    preflight(recipe, models["target"], models.get("draft"))
+    return _plan(recipe, models, compiler, version)
+
+
+def sources(recipe: Recipe) -> dict[Role, tuple[str, Mapping[str, object] | None]]:
+    """Role → (checkpoint, ``config`` section) of each engine, the target first. A draft without a checkpoint is the target's own."""
+    found: dict[Role, tuple[str, Mapping[str, object] | None]] = {"target": (recipe.checkpoint, recipe.target.config)}
+    draft = recipe.speculation.draft
+    if draft is not None:
+        found["draft"] = (draft.checkpoint, draft.config) if draft.checkpoint else (recipe.checkpoint, draft.config or recipe.target.config)
+    return found
+
+
+def _plan(recipe: Recipe, models: Mapping[Role, ModelFacts], compiler: Compiler, version: str | None) -> BuildPlan:
+    shapes = {role: compiler.shape(CompileJob.of(recipe, role)) for role in models}
+    return plan(recipe, tuple(models.values()), ToolFacts(compiler.flavour, version, shapes, source_digest()))
+
+
+def source_digest() -> str:
+    """Of specbuild's version and the code that builds: a checkout under development never serves engines of yesterday's code."""
+    content = hashlib.sha256(specbuild.__version__.encode())
+    folder = Path(__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        content.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+    return content.hexdigest()
