@@ -1,0 +1,32 @@
+"""Coupled sampling (2408.07978): the target's token is fixed by shared noise, and a draft is a guess of it."""
+
+from __future__ import annotations
+
+from ..draft import ROOT, Draft
+from ..law import Law, draw
+from ..noise import Stream
+from ..transforms import LawAt
+from .base import Randomness, Verdict
+
+
+def coupled_choice(law: Law, seed: int, position: int) -> int:
+    """The token at ``position`` of a sequence under ``law``: argmax(log p + g). Target and proposer both choose by it."""
+    return draw(law, seed, position, Stream.SHARED)
+
+
+def choose(law: Law, randomness: Randomness, depth: int) -> int:
+    """Draft what the target would emit if it had this law."""
+    return randomness.shared(law, depth)
+
+
+def judge(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
+    """Walk down the tree while the target's own token is among the children; only the laws of reached nodes are asked for."""
+    node = ROOT
+    accepted: list[int] = []
+    while True:
+        token = randomness.shared(law_at(node), len(accepted))
+        child = next((child for child in draft.children(node) if draft.tokens[child] == token), None)
+        if child is None:
+            return Verdict.of(draft, accepted, token)
+        accepted.append(child)
+        node = child

@@ -1,0 +1,67 @@
+"""What a proposer hands to the verifier: a tree of tokens after one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .law import Law
+
+ROOT = -1
+"""The last emitted token, parent of a draft's first tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A token tree of one sequence; nodes are numbered so that a parent comes before its children. A chain is a tree with one branch."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Parent of each node; −1: the last emitted token."""
+    laws: tuple[Law, ...] | None = None
+    """The law that each token was really drawn from; None: nothing was drawn, or the rule of acceptance does not ask."""
+
+    EMPTY: ClassVar[Draft]
+
+    def __post_init__(self) -> None:
+        assert len(self.parents) == len(self.tokens), "one parent a token"
+        assert all(ROOT <= parent < node for node, parent in enumerate(self.parents)), "parents come before their children"
+        assert self.laws is None or len(self.laws) == len(self.tokens), "one law a token"
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], laws: Sequence[Law] | None = None) -> Draft:
+        """Each token the child of the one before it."""
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), None if laws is None else tuple(laws))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether there is one branch (or none)."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @property
+    def depth(self) -> int:
+        """Tokens on the longest path."""
+        return max((len(self.path(node)) for node in range(len(self))), default=0)
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """Nodes whose parent is ``node`` (−1: the first tokens), in order."""
+        return tuple(child for child, parent in enumerate(self.parents) if parent == node)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the first token down to ``node``; empty for −1."""
+        nodes = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return tuple(reversed(nodes))
+
+    def law(self, node: int) -> Law:
+        """The law that ``node`` was drawn from: all mass on its token when nothing was drawn."""
+        return Law.point(self.tokens[node]) if self.laws is None else self.laws[node]
+
+
+Draft.EMPTY = Draft((), ())
