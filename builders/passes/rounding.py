@@ -49,7 +49,8 @@ def _int8(blocks: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.
 
 def _int4(blocks: NDArray[np.float32], signed_scale: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)[:, 0]
-    ends: list[NDArray[np.float32]] = [np.abs(extreme) / np.float32(7)]
+    largest: NDArray[np.float32] = np.abs(extreme)
+    ends = [largest / np.float32(7)]
     if signed_scale:
         ends.append(extreme / np.float32(-8))
     best, best_gain = np.zeros_like(blocks), np.full(len(blocks), -1.0, np.float32)
