@@ -65,5 +65,5 @@ class Context:
                 self.pop()
 
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Distinct tokens of prompt and output, and how often each occurs in the output alone (0: only in the prompt). Views, not to be kept."""
+        """Distinct tokens of prompt and output, and how often each occurs in the output (0: only in the prompt); views, not to be kept."""
         return self._ids[: len(self._slots)], self._counts[: len(self._slots)]

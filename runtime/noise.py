@@ -9,6 +9,7 @@ float64), so NumPy and torch give the same bits; a library's own ``log`` would n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -16,6 +17,8 @@ from array_api_compat import array_namespace
 
 Array = Any
 """An array of NumPy, torch or another library of the array API."""
+
+_BLOCK = 8192
 
 
 class Stream(IntEnum):
@@ -36,11 +39,8 @@ def gumbel(seed: int, position: int, tokens: Array, stream: Stream = Stream.SHAR
 
     g = −log(−log u), u = (h + ½)/2³² of a 32-bit hash h, hence −3.13 < g < 22.88.
     """
-    xp = array_namespace(tokens)
-    u = xp.astype(_hash(seed, position, tokens, stream, lane), xp.float64)
-    u *= 2.0**-32
-    u += 0.5 + 2.0**-33
-    return -_log(xp, -_log(xp, u))
+    key = _key(seed, position, stream, lane)
+    return _by_blocks(tokens, lambda xp, block: _gumbel_of(xp, _hash(xp, key, block)))
 
 
 def gumbel_ceiling(seed: int, position: int, tokens: Array, stream: Stream = Stream.SHARED, lane: int = 0) -> Array:
@@ -48,17 +48,35 @@ def gumbel_ceiling(seed: int, position: int, tokens: Array, stream: Stream = Str
 
     −log u ≥ 1 − u, so g ≤ −log(1 − u); the slack covers the rounding of float32 and of the library's ``log``.
     """
-    xp = array_namespace(tokens)
-    h = _hash(seed, position, tokens, stream, lane)
-    h ^= 0x7FFFFFFF  # 1 − u = (h + ½)/2³², read as unsigned
-    rest = xp.astype(_shift(h, 1), xp.float32)  # halved to stay positive; rounding down keeps it a bound
-    rest += 0.25
-    return -xp.log(rest) + (31 * math.log(2) + 1e-5)
+    key = _key(seed, position, stream, lane)
+    return _by_blocks(tokens, lambda xp, block: _ceiling_of(xp, _hash(xp, key, block)))
 
 
 def uniform(seed: int, position: int, stream: Stream, lane: int = 0) -> float:
     """One number in (0, 1) with 53 random bits."""
     return ((_key(seed, position, stream, lane) >> 12) + 0.5) * 2.0**-52
+
+
+def _by_blocks(tokens: Array, values: Callable[[Any, Array], Array]) -> Array:
+    """``values(xp, block)`` of all tokens, in pieces whose intermediate arrays stay in a core's cache."""
+    xp = array_namespace(tokens)
+    if tokens.shape[0] <= _BLOCK:
+        return values(xp, tokens)
+    return xp.concat([values(xp, tokens[start : start + _BLOCK]) for start in range(0, tokens.shape[0], _BLOCK)])
+
+
+def _gumbel_of(xp: Any, h: Array) -> Array:
+    u = xp.astype(h, xp.float64)
+    u *= 2.0**-32
+    u += 0.5 + 2.0**-33
+    return -_log(xp, -_log(xp, u))
+
+
+def _ceiling_of(xp: Any, h: Array) -> Array:
+    h ^= 0x7FFFFFFF  # 1 − u = (h + ½)/2³², read as unsigned
+    rest = xp.astype(_shift(h, 1), xp.float32)  # halved to stay positive; rounding down keeps it a bound
+    rest += 0.25
+    return -xp.log(rest) + (31 * math.log(2) + 1e-5)
 
 
 def _key(seed: int, position: int, stream: Stream, lane: int) -> int:
@@ -77,13 +95,11 @@ def _splitmix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _hash(seed: int, position: int, tokens: Array, stream: Stream, lane: int) -> Array:
+def _hash(xp: Any, key: int, tokens: Array) -> Array:
     """32 bits a token as int32 [n]: the three-round finaliser ``triple32`` with the place's key added in two halves.
 
     int32 because NumPy runs it at full width and torch has little of uint32; products wrap in both.
     """
-    xp = array_namespace(tokens)
-    key = _key(seed, position, stream, lane)
     h = xp.astype(tokens, xp.int32, copy=True)
     h += _signed(key)
     h ^= _shift(h, 17)

@@ -6,6 +6,7 @@ temperature → top-k → top-p → min-p. Each works on what the one before it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,9 @@ from .context import Context
 from .draft import Draft
 from .law import Law
 from .sampling import SamplingParams
+
+_BLOCK = 8192
+"""Tokens whose float64 intermediates stay in a core's cache."""
 
 LawAt = Callable[[int], Law]
 """The target's law after a draft's node; −1: after the last emitted token."""
@@ -65,18 +69,17 @@ class Transforms:
         return self._tempered(scores, top)
 
     def _tempered(self, scores: NDArray[np.float32], top: float) -> Law:
-        top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
+        temperature, top_k, top_p, min_p = self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p
         if top_k and top_k < scores.size:
             kept = _largest(scores, top_k, np.partition(scores, scores.size - top_k)[-top_k])
             kept = kept[scores[kept] > -np.inf]
+            if top_p < 1:
+                kept = kept[_nucleus(scores[kept], top, temperature, top_p)]
+        elif top_p < 1:
+            kept = _nucleus(scores, top, temperature, top_p)
         else:
-            kept = np.flatnonzero(scores > -np.inf)
-        tempered = scores[kept].astype(np.float64)
-        tempered -= top
-        tempered /= self.params.temperature
-        if top_p < 1:
-            nucleus = _nucleus(tempered, top_p)
-            kept, tempered = kept[nucleus], tempered[nucleus]
+            kept = np.flatnonzero(scores >= _least(top, temperature, min_p))
+        tempered = _log_weights(scores[kept], top, temperature)
         if min_p > 0:
             likely = np.exp(tempered) >= min_p
             kept, tempered = kept[likely], tempered[likely]
@@ -122,14 +125,29 @@ def _largest(values: NDArray[np.floating], count: int, threshold: np.floating) -
     return kept
 
 
-def _nucleus(log_weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Indices, ascending, of the smallest set of largest weights whose mass reaches ``top_p`` of the whole."""
-    weights = np.exp(log_weights)
-    mass = weights.sum()
-    # All tokens below this floor together weigh less than 1 − top_p: the nucleus is found without them, and only few are sorted.
-    candidates = np.flatnonzero(weights >= (1 - top_p) * mass / weights.size)
-    weights = weights[candidates]
+def _log_weights(scores: NDArray[np.float32], top: float, temperature: float) -> NDArray[np.float64]:
+    """Log-probabilities up to a constant, the largest 0."""
+    weights = scores.astype(np.float64)
+    weights -= top
+    weights /= temperature
+    return weights
+
+
+def _least(top: float, temperature: float, weight: float) -> np.float32:
+    """A score just below all whose weight, relative to the largest, reaches ``weight``; the least finite one for 0."""
+    if weight == 0:
+        return np.finfo(np.float32).min
+    return np.nextafter(np.float32(top + temperature * math.log(weight)), np.float32(-np.inf))
+
+
+def _nucleus(scores: NDArray[np.float32], top: float, temperature: float, top_p: float) -> NDArray[np.int64]:
+    """Indices, ascending, of the smallest set of most likely tokens whose mass reaches ``top_p`` of the whole."""
+    pieces = (scores[start : start + _BLOCK] for start in range(0, scores.size, _BLOCK))
+    mass = sum(float(np.exp(_log_weights(piece, top, temperature)).sum()) for piece in pieces)
+    # Tokens below this weight have less than 1 − top_p of the mass together: the nucleus is found without them, and few are sorted.
+    candidates = np.flatnonzero(scores >= _least(top, temperature, (1 - top_p) * mass / scores.size))
+    weights = np.exp(_log_weights(scores[candidates], top, temperature))
     descending = np.sort(weights)[::-1]
-    before = np.cumsum(descending)
-    count = min(int(np.searchsorted(before, top_p * mass)) + 1, descending.size)
+    count = int(np.searchsorted(np.cumsum(descending), top_p * mass)) + 1
+    count = min(count, descending.size)  # rounding may leave the sum just short
     return candidates[_largest(weights, count, descending[count - 1])]
