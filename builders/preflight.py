@@ -63,7 +63,9 @@ def check_config(model: ModelFacts, config: Mapping[str, Any] | None, where: str
         ours, theirs = getattr(said, field.name), getattr(model.spec, field.name)
         if ours != theirs:
             values = "" if field.name == "rope" else f" ({ours!r} against {theirs!r})"
-            raise PreflightError(f"{where}: its {field.name} is not that of {model.source}{values}; correct the recipe or remove the section")
+            raise PreflightError(
+                f"{where}: its {field.name} is not that of {model.source}{values}; correct the recipe or remove the section"
+            )
 
 
 def check_positions(recipe: Recipe, model: ModelFacts) -> None:
@@ -79,8 +81,8 @@ def check_positions(recipe: Recipe, model: ModelFacts) -> None:
     hold = model.spec.rope.max_position
     if hold is not None and length > hold:
         raise PreflightError(
-            f"target.max_seq_len {length}: the dynamic rotary scaling of the {model.role} {model.source} changes past {hold} positions, "
-            f"which cached keys cannot follow; set target.max_seq_len to {hold} or less"
+            f"target.max_seq_len {length}: the dynamic rotary scaling of the {model.role} {model.source} changes past {hold} "
+            f"positions, which cached keys cannot follow; set target.max_seq_len to {hold} or less"
         )
 
 
@@ -88,8 +90,9 @@ def check_padding(model: ModelFacts) -> None:
     """An embedding has a row for each token, perhaps some more for padding, never fewer."""
     if model.tokenizer is not None and model.tokenizer.size > model.spec.vocab_size:
         raise PreflightError(
-            f"the tokenizer of the {model.role} {model.source} knows {model.tokenizer.size} ids, its embedding has {model.spec.vocab_size} rows; "
-            f"use the tokenizer the checkpoint came with, or resize its embedding to {model.tokenizer.size} rows"
+            f"the tokenizer of the {model.role} {model.source} knows {model.tokenizer.size} ids, its embedding has "
+            f"{model.spec.vocab_size} rows; use the tokenizer that the checkpoint came with, "
+            f"or resize its embedding to {model.tokenizer.size} rows"
         )
 
 
@@ -101,7 +104,8 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts) -> None:
     if difference is not None:
         raise PreflightError(
             f"the tokenizers of target {target.source} and draft {draft.source} differ: {difference}; "
-            "set speculation.draft.checkpoint to a model of the target's own family and tokenizer, or remove it to draft with the target's int4 build"
+            "set speculation.draft.checkpoint to a model of the target's own family and tokenizer, "
+            "or remove it to draft with the target's int4 build"
         )
 
 
@@ -113,8 +117,8 @@ def check_vocabularies(target: ModelFacts, draft: ModelFacts) -> None:
         if target.tokenizer is not None:
             padding = f" (the tokenizer, the same in both, knows {target.tokenizer.size} ids; the rest is padding)"
         raise PreflightError(
-            f"vocab_size is {ours} in target {target.source} and {theirs} in draft {draft.source}{padding}; resize the draft's embedding with "
-            f"transformers: model.resize_token_embeddings({ours}), save it, and set speculation.draft.checkpoint to the saved folder"
+            f"vocab_size is {ours} in target {target.source} and {theirs} in draft {draft.source}{padding}; "
+            f"resize the draft's embedding with transformers: model.resize_token_embeddings({ours}), save it, and set speculation.draft.checkpoint to the saved folder"
         )
 
 
