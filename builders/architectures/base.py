@@ -155,14 +155,14 @@ def refuse_other_mathematics(config: Config) -> None:
 def layer_window(config: Config) -> int | None:
     """The window of a family that may use it in some layers only: ``layer_types``, else ``use_sliding_window`` and ``max_window_layers``.
 
-    Layers from ``max_window_layers`` on slide.
+    Layers from ``max_window_layers`` on slide. The defaults are those of transformers' Qwen2 and Qwen3.
 
     Raises:
         UnsupportedError: some layers slide and others do not.
     """
-    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     layers = integer(config, "num_hidden_layers")
-    full = min(int(config.get("max_window_layers", layers)), layers) if window else layers
+    full = min(int(config.get("max_window_layers", 28)), layers) if window else layers
     implied = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
     return uniform_window(config.get("layer_types") or implied, window)
 

@@ -107,9 +107,10 @@ def interleaved_heads(config: Mapping[str, Any], names: Iterable[str]) -> dict[s
 
 
 def _rope_scaling(own: Mapping[str, Any], factors: list[float] | None) -> dict[str, Any] | None:
-    kind = own.get("rope.scaling.type", "none")
+    old_factor = own.get("rope.scale_linear", 1)
+    kind = own.get("rope.scaling.type", "none" if old_factor == 1 else "linear")
     if kind != "none":
-        return {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
+        return {"rope_type": kind, "factor": own.get("rope.scaling.factor", old_factor)}
     return None if factors is None else {"rope_type": FREQUENCY_FACTORS, "factors": factors}
 
 

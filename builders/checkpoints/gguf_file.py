@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -82,15 +83,15 @@ def open_gguf(path: Path, source: str) -> Checkpoint:
         {name: tensor.shape for name, tensor in entries.items()},
         None if factors is None else _decoded(path, factors).tolist(),
     )
-    if (path.parent / "tokenizer.json").exists():
-        tokenizer = read_tokenizer(path.parent)
-    else:
-        tokenizer = TokenizerFiles(
-            tokenizer_json(header.metadata, str(path)),
-            header.metadata.get("tokenizer.chat_template"),
-            generation_config(header.metadata),
-        )
-    return Checkpoint(source, config, tokenizer, GgufTensors(path, entries, interleaved_heads(config, entries)))
+    return Checkpoint(source, config, _tokenizer(path, header.metadata), GgufTensors(path, entries, interleaved_heads(config, entries)))
+
+
+def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:
+    template, generation = metadata.get("tokenizer.chat_template"), generation_config(metadata)
+    if not (path.parent / "tokenizer.json").exists():
+        return TokenizerFiles(tokenizer_json(metadata, str(path)), template, generation)
+    beside = read_tokenizer(path.parent)
+    return TokenizerFiles(beside.tokenizer_json, beside.chat_template or template, {**generation, **beside.generation_config})
 
 
 def half_split(tensor: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

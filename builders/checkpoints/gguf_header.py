@@ -81,12 +81,12 @@ def read_gguf_header(path: Path) -> GgufHeader:
         try:
             metadata = dict(cursor.entry() for _ in range(entry_count))
             infos = [cursor.tensor() for _ in range(tensor_count)]
-        except (struct.error, ValueError) as error:
+            alignment = int(metadata.get("general.alignment", 32))
+            start = -(-cursor.position // alignment) * alignment
+        except (struct.error, ValueError, ArithmeticError) as error:
             raise CheckpointError(
                 f"{path}: truncated or corrupt in its header, at byte {cursor.position} of {size} ({error}); download it again"
             ) from error
-    alignment = int(metadata.get("general.alignment", 32))
-    start = -(-cursor.position // alignment) * alignment
     return GgufHeader(metadata, {name: _placed(path, name, shape, code, start + offset, size) for name, shape, code, offset in infos})
 
 
@@ -133,8 +133,7 @@ class _Cursor:
         self._within(length)
         raw = self.data[self.position : self.position + length]
         self.position += length
-        # Vocabularies with byte pieces may hold parts of a character.
-        return raw.decode("utf-8", errors="surrogateescape")
+        return raw.decode("utf-8")
 
     def value(self, kind: GGUFValueType) -> Any:
         if kind is GGUFValueType.STRING:

@@ -40,7 +40,7 @@ def download(reference: str) -> Path:
             f"hf:{reference}: the hub refused it ({type(error).__name__}, status {status}); "
             "check the name, the revision and `hf auth login`"
         ) from error
-    except OSError as error:
+    except Exception as error:  # the HTTP library below, and so its errors, differ by the hub client's version
         raise EnvironmentLacksError(
             f"hf:{reference}: the download failed ({type(error).__name__}: {error}); try again or name a folder"
         ) from error
