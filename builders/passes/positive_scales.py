@@ -17,7 +17,8 @@ class PositiveScales(ir.passes.InPlacePass):
         """Raise the scales."""
         scales = {node.inputs[1] for node in model.graph if node.op_type == "DequantizeLinear"}
         for value in scales:
-            assert value is not None and value.const_value is not None, "a scale is an initializer"
+            assert value is not None
+            assert value.const_value is not None, "a scale is an initializer"
             value.const_value = _raised(value.const_value)
         return ir.passes.PassResult(model, modified=bool(scales))
 
