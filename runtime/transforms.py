@@ -137,7 +137,8 @@ def _least(top: float, temperature: float, weight: float) -> np.float32:
     """A score just below all whose weight, relative to the largest, reaches ``weight``; the least finite one for 0."""
     if weight == 0:
         return np.finfo(np.float32).min
-    return np.nextafter(np.float32(top + temperature * math.log(weight)), np.float32(-np.inf))
+    least: np.float32 = np.nextafter(np.float32(top + temperature * math.log(weight)), np.float32(-np.inf))
+    return least
 
 
 def _nucleus(scores: NDArray[np.float32], top: float, temperature: float, top_p: float) -> NDArray[np.int64]:
