@@ -13,7 +13,7 @@ from specbuild.errors import RecipeError, close_match
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
-Method = Literal["off", "ngram", "draft_model", "replay"]
+Method = Literal["off", "ngram", "draft_model"]
 Verification = Literal["coupled", "block", "token"]
 ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
 

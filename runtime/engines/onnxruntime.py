@@ -1,0 +1,109 @@
+"""ONNX Runtime on the CPU: every tensor bound by pointer, the cache updated in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from specbuild.bundle import EngineEntry
+from specbuild.errors import BundleError, CapacityError
+
+from ..engine import KvStorage, Step
+
+VIEW_STEP = 64
+"""The cache view grows by multiples of this many positions: attention reads the whole view, growing it copies the cache."""
+
+
+class OnnxRuntimeStorage:
+    """Keys and values [2·layers, rows, kv_heads, view, head_dim] in one array, laid out anew when the view changes."""
+
+    def __init__(self, entry: EngineEntry, rows: int) -> None:
+        self.rows = rows
+        self.view = 0
+        self.bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        """(first row, rows) → binding to this memory; emptied when the memory moves."""
+        self._entry = entry
+        self.tensor = self._zeros(0)
+
+    def _zeros(self, view: int) -> NDArray[np.float32]:
+        # Zeros, not garbage: a masked position weighs 0, and 0 · NaN would be NaN.
+        entry = self._entry
+        return np.zeros((2 * entry.num_layers, self.rows, entry.num_kv_heads, view, entry.head_dim), np.float32)
+
+    def resize(self, view: int, lengths: NDArray[np.int64]) -> None:
+        if view > self._entry.capacity:
+            raise CapacityError(f"the pass needs {view} cache positions, the engine was built for {self._entry.capacity}; raise target.max_seq_len")
+        view = min(-(-view // VIEW_STEP) * VIEW_STEP, self._entry.capacity)
+        if view == self.view:
+            return
+        old, self.tensor = self.tensor, self._zeros(view)
+        for row, length in enumerate(lengths.tolist()):
+            self.tensor[:, row, :, :length] = old[:, row, :, :length]
+        self.view = view
+        self.bindings.clear()
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        self.tensor[:, target, :, :length] = self.tensor[:, source, :, :length]
+
+    def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
+        self.tensor[:, row, :, start : start + len(sources)] = self.tensor[:, row][:, :, sources]
+
+
+class OnnxRuntimeEngine:
+    """A session and, for each run of rows that is passed over, a binding whose cache pointers are set once."""
+
+    def __init__(self, path: Path, entry: EngineEntry, *, threads: int | None = None) -> None:
+        self.entry = entry
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads or 0
+        # int8 activations in the 4- and 8-bit kernels: the fast ones, and the same for every row count.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+        try:
+            self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises its own pybind classes, all straight from Exception
+            raise BundleError(f"{path}: onnxruntime {ort.__version__} does not load it ({error}); build it anew with `specbuild engine build --force`") from error
+        self._logits = np.empty(0, np.float32)
+
+    def new_storage(self, rows: int) -> OnnxRuntimeStorage:
+        return OnnxRuntimeStorage(self.entry, rows)
+
+    def forward(self, step: Step, storage: KvStorage, first_row: int) -> NDArray[np.float32]:
+        assert isinstance(storage, OnnxRuntimeStorage), "an engine takes the storage that it made"
+        batch, length = step.input_ids.shape
+        assert step.attention_mask.shape == (batch, 1, length, storage.view), "the mask was made for another view"
+        if int(step.write_index.max()) + length > storage.view:
+            raise CapacityError(f"{length} new tokens at {step.write_index.tolist()} pass the cache view of {storage.view}")
+        binding = self._binding(storage, first_row, batch)
+        for name in ("input_ids", "position_ids", "write_index", "attention_mask", "logit_rows"):
+            array = np.ascontiguousarray(getattr(step, name))
+            assert array is getattr(step, name), "bound by pointer: a copy would be freed before the pass"
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        logits = self._logits_buffer(batch, step.logit_rows.shape[1])
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        return logits
+
+    def _binding(self, storage: OnnxRuntimeStorage, first_row: int, batch: int) -> ort.IOBinding:
+        known = storage.bindings.get((first_row, batch))
+        if known is not None:
+            return known
+        binding = self._session.io_binding()
+        entry = self.entry
+        shape = (batch, entry.num_kv_heads, storage.view, entry.head_dim)
+        for layer in range(entry.num_layers):
+            for half, kind in enumerate(("key", "value")):
+                pointer = storage.tensor[2 * layer + half, first_row].ctypes.data
+                binding.bind_input(f"past_{kind}.{layer}", "cpu", 0, np.float32, shape, pointer)
+                binding.bind_output(f"{kind}.{layer}", "cpu", 0, np.float32, shape, pointer)
+        storage.bindings[first_row, batch] = binding
+        return binding
+
+    def _logits_buffer(self, batch: int, rows: int) -> NDArray[np.float32]:
+        size = batch * rows * self.entry.vocab_size
+        if self._logits.size < size:
+            self._logits = np.empty(size, np.float32)
+        return self._logits[:size].reshape(batch, rows, self.entry.vocab_size)

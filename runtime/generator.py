@@ -1,0 +1,229 @@
+"""The public face: open a bundle, generate."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from specbuild.bundle import Bundle
+from specbuild.errors import RequestError
+
+from .acceptance import RULES
+from .engines import load
+from .logprobs import Logprobs
+from .loop import Loop
+from .model import CachedModel
+from .proposers import create
+from .proposers.base import Proposer
+from .request import Emission, FinishReason, Request, Running
+from .sampling import SEED_BITS, SamplingParams
+from .scheduler import Scheduler
+from .stats import RequestStats
+from .tokenizer import Tokenizer
+from .verifier import Verifier
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Plain text, token ids, or chat messages."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished answer."""
+
+    text: str
+    """Without the stop string or the end-of-sequence token that ended it."""
+    token_ids: tuple[int, ...]
+    """All that was emitted, the token that ended it included."""
+    finish_reason: FinishReason
+    seed: int
+    logprobs: tuple[Logprobs, ...]
+    """One a token, where the request asked for them."""
+    stats: RequestStats
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one round added to one answer."""
+
+    index: int
+    """Of the prompt."""
+    text: str
+    tokens: tuple[int, ...]
+    accepted: int
+    """How many of ``tokens`` were drafted; they come first."""
+    completion: Completion | None
+    """The whole answer, with the last delta."""
+
+
+class Generator:
+    """A bundle's engines, loaded, with a round that batches whatever is asked of it. Not to be shared between threads."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        batch: int | None = None,
+        verification: str | None = None,
+        threads: int | None = None,
+        proposers: Mapping[str, Proposer] | None = None,
+    ) -> None:
+        self.bundle = bundle
+        self._recipe = bundle.manifest.recipe
+        self._rule = verification or self._recipe.speculation.verification
+        assert self._rule in RULES, f"{self._rule!r} is no rule"
+        self._threads = threads
+        entry = bundle.engine("target")
+        self._rows = entry.max_batch_size if batch is None else batch
+        if not 1 <= self._rows <= entry.max_batch_size:
+            raise RequestError(f"batch is {batch}, but the engine was built for 1 to {entry.max_batch_size}; raise target.max_batch_size")
+        self.entry = entry
+        self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
+        self._proposers = dict(proposers or {})
+        target = CachedModel(load(bundle.path, entry, threads=threads), self._rows)
+        # A padded pass writes max_draft_len + 1 positions wherever it starts.
+        self._loop = Loop(Scheduler(self._rows, entry.max_seq_len, entry.max_step - 1), Verifier(target), self._proposer)
+        self._ids = count()
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], **options: Any) -> Generator:
+        """A generator over the bundle at ``path``.
+
+        Args:
+            options: ``batch`` sequences at a time (default: as built), ``verification`` rule (default: the recipe's), CPU ``threads``.
+
+        Raises:
+            BundleError, VerificationError: it is no bundle, or not as it was built.
+            EnvironmentLacksError: this machine cannot run its engines.
+        """
+        return cls(Bundle.open(Path(path)), **options)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the promise that output does not depend on speculation or neighbours."""
+        probe = self.entry.probe
+        if probe is None:
+            return ("the engine was built with --no-probe: whether its bits are invariant is not known",)
+        notes = []
+        if not probe.step_invariant:
+            notes.append("the engine's bits depend on the number of new tokens: every pass is padded to the largest")
+        if not probe.view_invariant:
+            notes.append("the engine's bits depend on the cache view: the longest is always used")
+        if not probe.batch_invariant and self._rows > 1:
+            notes.append("the engine's bits depend on the batch: the same request may give other tokens beside other neighbours; open it with batch=1 to rule that out")
+        return tuple(notes)
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """An answer to each prompt, in order.
+
+        Args:
+            prompts: Each plain text, token ids or chat messages.
+            params: For all, or one for each; None: the defaults.
+
+        Raises:
+            RequestError: a prompt or a parameter is outside what the bundle allows; nothing is generated then.
+        """
+        done = {delta.index: delta.completion for delta in self.stream(prompts, params) if delta.completion is not None}
+        return [done[index] for index in range(len(prompts))]
+
+    def stream(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[Delta]:
+        """As ``generate``, but as it comes: a delta for each running answer and round. Leaving the loop cancels what is left."""
+        each = [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise RequestError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one for each")
+        sequences = [self._sequence(prompt, param) for prompt, param in zip(prompts, each, strict=True)]
+        return self._stream(sequences)
+
+    def _stream(self, sequences: Sequence[Running]) -> Iterator[Delta]:
+        places = {sequence.id: index for index, sequence in enumerate(sequences)}
+        answers = [_Answer(sequence) for sequence in sequences]
+        try:
+            for sequence in sequences:
+                self._loop.scheduler.submit(sequence)
+            while places:
+                for emission in self._loop.round():
+                    index = places[emission.id]
+                    if emission.finish_reason is not None:
+                        del places[emission.id]
+                    yield answers[index].take(index, emission)
+        finally:
+            for owner in places:
+                self._loop.cancel(owner)
+
+    def _sequence(self, prompt: Prompt, params: SamplingParams) -> Running:
+        tokens = self.encode(prompt)
+        vocabulary = self.bundle.manifest.vocabulary
+        params.check(vocabulary.size)
+        limit = self.entry.max_seq_len
+        if not tokens:
+            raise RequestError("the prompt has no tokens; give at least one")
+        unknown = next((token for token in tokens if not 0 <= token < vocabulary.size), None)
+        if unknown is not None:
+            raise RequestError(f"the prompt has token id {unknown}, but the vocabulary ends at {vocabulary.size - 1}")
+        if len(tokens) >= limit:
+            raise RequestError(f"the prompt has {len(tokens)} tokens, but a sequence holds {limit} with its output; shorten it or build with a larger target.max_seq_len")
+        if len(tokens) + params.max_tokens > limit:
+            raise RequestError(
+                f"a prompt of {len(tokens)} tokens and max_tokens {params.max_tokens} exceed the {limit} that a sequence holds; "
+                f"lower max_tokens to {limit - len(tokens)} or build with a larger target.max_seq_len"
+            )
+        speculation = self._recipe.speculation
+        method = params.speculation or speculation.method
+        draft_len = params.draft_len or speculation.draft_len
+        if draft_len > self.entry.max_step - 1:
+            raise RequestError(f"draft_len is {draft_len}, but the engine verifies at most {self.entry.max_step - 1}; raise speculation.max_draft_len and build again")
+        if method != "off":
+            self._proposer(method)
+        seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
+        request = Request(next(self._ids), tuple(tokens), params, seed, method, draft_len)
+        return Running(request, self._rule, self.tokenizer, vocabulary.size, vocabulary.eos_token_ids)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Tokens of a prompt, whichever of its three forms it has.
+
+        Raises:
+            RequestError: chat messages that the checkpoint's template refuses.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
+        return list(prompt)  # type: ignore[arg-type]
+
+    def _proposer(self, method: str) -> Proposer:
+        """The proposer of ``method``, made (and its engine loaded) when it is first asked for."""
+        if method not in self._proposers:
+            self._proposers[method] = create(method, self.bundle, self._rows, self._threads)
+        return self._proposers[method]
+
+
+class _Answer:
+    """Gathers the emissions of one sequence."""
+
+    def __init__(self, sequence: Running) -> None:
+        self._sequence = sequence
+        self._texts: list[str] = []
+        self._logprobs: list[Logprobs] = []
+
+    def take(self, index: int, emission: Emission) -> Delta:
+        self._texts.append(emission.text)
+        self._logprobs += emission.logprobs
+        completion = None
+        if emission.finish_reason is not None:
+            completion = Completion(
+                text="".join(self._texts),
+                token_ids=tuple(self._sequence.output),
+                finish_reason=emission.finish_reason,
+                seed=self._sequence.request.seed,
+                logprobs=tuple(self._logprobs),
+                stats=self._sequence.counter.freeze(),
+            )
+        return Delta(index, emission.text, emission.tokens, emission.accepted, completion)

@@ -1,0 +1,91 @@
+"""The round: draft, verify, accept, emit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
+
+from .draft import Draft
+from .proposers.base import Ask, Proposer
+from .request import Emission, Running
+from .scheduler import Plan, Scheduler
+from .verifier import Verifier
+
+
+class Loop:
+    """Runs rounds over whatever is submitted, batched; sequences with different proposers share the target's pass."""
+
+    def __init__(self, scheduler: Scheduler, verifier: Verifier, proposer: Callable[[str], Proposer]) -> None:
+        self.scheduler = scheduler
+        self.verifier = verifier
+        self._proposer = proposer
+        """Method → its proposer; not asked for ``off``."""
+        self._draft_seconds = 0.0
+        self._began: dict[Hashable, tuple[float, float, float]] = {}
+
+    def round(self) -> list[Emission]:
+        """One emission for each running sequence; those that ended leave."""
+        self._admit()
+        plan = self.scheduler.plan()
+        self.verifier.check(plan)
+        drafts = self._propose(plan)
+        scores = self.verifier.score(plan, drafts)
+        verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
+        self.verifier.commit(plan, verdicts)
+        emissions = [s.take(v, r, d.depth) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
+        self._clock(plan.sequences)
+        self._retire([sequence for sequence in plan.sequences if sequence.finish_reason is not None])
+        return emissions
+
+    def cancel(self, owner: Hashable) -> None:
+        """Take a request out between rounds, queued or running; what it held is free at once."""
+        sequence = self.scheduler.cancel(owner)
+        if sequence is not None:
+            self._release(sequence)
+
+    def _admit(self) -> None:
+        admitted = self.scheduler.admit()
+        for sequence in admitted:
+            began = perf_counter()
+            self.verifier.admit(sequence)
+            if sequence.request.method != "off":
+                self._proposer(sequence.request.method).admit(sequence)
+            sequence.counter.prefill_seconds = perf_counter() - began
+        for sequence in admitted:
+            self._began[sequence.id] = self._now(sequence)
+
+    def _propose(self, plan: Plan) -> list[Draft]:
+        """Each method's sequences go to its proposer together; the drafts come back in the plan's order."""
+        began = perf_counter()
+        drafts: dict[Hashable, Draft] = {}
+        for method in {sequence.request.method for sequence in plan.sequences} - {"off"}:
+            asks = [Ask(s, n) for s, n in zip(plan.sequences, plan.draft_lens, strict=True) if s.request.method == method]
+            for ask, draft in zip(asks, self._proposer(method).propose(asks), strict=True):
+                assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
+                drafts[ask.sequence.id] = draft
+        self._draft_seconds += perf_counter() - began
+        return [drafts.get(sequence.id, Draft.EMPTY) for sequence in plan.sequences]
+
+    def _retire(self, finished: Sequence[Running]) -> None:
+        self.scheduler.retire(finished)
+        for sequence in finished:
+            self._release(sequence)
+
+    def _release(self, sequence: Running) -> None:
+        self.verifier.retire(sequence)
+        if sequence.request.method != "off":
+            self._proposer(sequence.request.method).retire(sequence)
+        del self._began[sequence.id]
+
+    def _now(self, sequence: Running) -> tuple[float, float, float]:
+        """Wall clock, seconds inside engines and seconds proposing, as the sequence sees them."""
+        engines = self.verifier.engine_seconds
+        if sequence.request.method != "off":
+            engines += self._proposer(sequence.request.method).engine_seconds
+        return perf_counter(), engines, self._draft_seconds
+
+    def _clock(self, sequences: Sequence[Running]) -> None:
+        for sequence in sequences:
+            now, began = self._now(sequence), self._began[sequence.id]
+            counter = sequence.counter
+            counter.decode_seconds, counter.engine_seconds, counter.draft_seconds = (n - b for n, b in zip(now, began, strict=True))

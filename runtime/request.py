@@ -1,0 +1,131 @@
+"""A request, and the sequence that it becomes while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .acceptance import RULES, Rule, SeededRound, Verdict
+from .context import Context
+from .detokenizer import Detokenizer, StopFilter
+from .draft import Draft
+from .logprobs import Logprobs, logprobs
+from .sampling import SamplingParams
+from .stats import RequestCounter
+from .tokenizer import Tokenizer
+from .transforms import Transforms
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be generated. Checked against vocabulary and capacity before it becomes one."""
+
+    id: Hashable
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    """Of the noise, drawn where ``params`` has none."""
+    method: str
+    """Proposer by name, or ``off``."""
+    draft_len: int
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a round gave one sequence, cut where it ended."""
+
+    id: Hashable
+    tokens: tuple[int, ...]
+    accepted: int
+    """How many of ``tokens`` were drafted; they come first."""
+    text: str
+    """Certain text: may lag behind the tokens, never runs past a stop string."""
+    logprobs: tuple[Logprobs, ...]
+    finish_reason: FinishReason | None
+
+
+class Running:
+    """A request in progress: its tokens, what its law needs to know of them, and its text. It holds no cache."""
+
+    def __init__(self, request: Request, rule: str, tokenizer: Tokenizer, vocabulary_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.request = request
+        self.context = Context(request.prompt)
+        self.transforms = Transforms(request.params, vocabulary_size, tuple(eos_token_ids))
+        self.rule: Rule = RULES[rule]
+        self.counter = RequestCounter(len(request.prompt))
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = Detokenizer(tokenizer, request.prompt)
+        self._stops = StopFilter(request.params.stop)
+        eos = () if request.params.ignore_eos else tuple(eos_token_ids)
+        self._ends = frozenset((*eos, *request.params.stop_token_ids))
+
+    @property
+    def id(self) -> Hashable:
+        """The request's."""
+        return self.request.id
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output; not to be changed."""
+        return self.context.tokens
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens emitted so far; a copy."""
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def wanted(self) -> int:
+        """Output tokens that may still come."""
+        return self.request.params.max_tokens - self.context.output_length
+
+    @property
+    def randomness(self) -> SeededRound:
+        """The choices of the round that starts now: proposer and acceptance share it."""
+        return SeededRound(self.request.seed, self.context.position)
+
+    def judge(self, rows: NDArray[np.float32], draft: Draft) -> Verdict:
+        """Acceptance of ``draft`` by the target's logits ``rows`` [1 + len(draft), V]; nothing changes yet."""
+        return self.rule.judge(self.transforms.laws(rows, draft, self.context), draft, self.randomness)
+
+    def take(self, verdict: Verdict, rows: NDArray[np.float32], depth: int) -> Emission:
+        """Append the verdict's tokens until one of them ends the sequence; only those are emitted and counted."""
+        texts: list[str] = []
+        chances: list[Logprobs] = []
+        taken = 0
+        nodes = (-1, *verdict.accepted)
+        for node, token in zip(nodes, verdict.tokens, strict=True):
+            if self.request.params.logprobs is not None:
+                chances.append(logprobs(rows[node + 1], token, self.request.params.logprobs, self.transforms.vocabulary_size))
+            taken += 1
+            texts.append(self._append(token))
+            if self.finish_reason is not None:
+                break
+        accepted = min(len(verdict.accepted), taken)
+        self.counter.observe(emitted=taken, drafted=verdict.drafted, depth=depth, accepted=accepted)
+        return Emission(self.id, verdict.tokens[:taken], accepted, "".join(texts), tuple(chances), self.finish_reason)
+
+    def _append(self, token: int) -> str:
+        """The text that ``token`` makes certain; sets ``finish_reason`` when it is the last."""
+        self.context.push(token)
+        if token in self._ends:
+            self.finish_reason = "stop"
+            return self._rest("")
+        text, stop = self._stops.push(self._detokenizer.push(token))
+        if stop is not None:
+            self.finish_reason = "stop"
+        elif self.wanted == 0:
+            self.finish_reason = "length"
+            return self._rest(text)
+        return text
+
+    def _rest(self, text: str) -> str:
+        """``text`` and what was held back for characters and stop strings that never came."""
+        last, stop = self._stops.push(self._detokenizer.flush())
+        return text + last + ("" if stop is not None else self._stops.flush())

@@ -1,0 +1,75 @@
+"""Text and chat messages to tokens and back, from the files that a bundle carries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as FastTokenizer
+
+from specbuild.bundle import Vocabulary
+from specbuild.errors import BundleError, RequestError
+
+
+class Tokenizer:
+    """``tokenizer/`` of a bundle: tokenizer.json and, where the checkpoint had one, its chat template."""
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary) -> None:
+        try:
+            self._fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise BundleError(f"{folder / 'tokenizer.json'}: not a tokenizer ({error}); build the bundle anew") from error
+        # Padding and truncation are how the checkpoint was trained, not what a request asks for.
+        self._fast.no_padding()
+        self._fast.no_truncation()
+        template = folder / "chat_template.jinja"
+        self._template = template.read_text(encoding="utf-8") if template.is_file() else None
+        self._special = {
+            "bos_token": self._token(vocabulary.bos_token_id),
+            "eos_token": self._token(vocabulary.eos_token_ids[0] if vocabulary.eos_token_ids else None),
+        }
+
+    def _token(self, token: int | None) -> str:
+        return "" if token is None else self._fast.id_to_token(token) or ""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of ``text``; ``special`` adds what the checkpoint's tokenizer puts around a text (a BOS, say)."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ``tokens``; bytes that form no character become U+FFFD."""
+        text: str = self._fast.decode(list(tokens), skip_special_tokens=skip_special)
+        return text
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ending where the assistant is to speak.
+
+        Raises:
+            RequestError: the checkpoint has no chat template, or it refuses these messages.
+        """
+        if self._template is None:
+            raise RequestError("this checkpoint has no chat template; give a plain prompt (--raw)")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        try:
+            text = environment.from_string(self._template).render(messages=messages, add_generation_prompt=True, **self._special)
+        except TemplateError as error:
+            raise RequestError(f"the chat template refuses these messages: {error}") from error
+        # The template writes the special tokens itself.
+        return self.encode(text, special=False)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,63 @@
+"""Drafts in, one target pass, scores out. The target's cache is moved here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .acceptance import Verdict
+from .draft import Draft
+from .model import CachedModel, Feed
+from .request import Running
+from .scheduler import Plan
+
+
+class Verifier:
+    """The target. Between rounds its cache holds all tokens of a sequence but the last."""
+
+    def __init__(self, target: CachedModel) -> None:
+        self._target = target
+
+    @property
+    def engine_seconds(self) -> float:
+        """Time spent in the target's passes so far."""
+        return self._target.seconds
+
+    def admit(self, sequence: Running) -> None:
+        """Give ``sequence`` a row and read its prompt but for the last token, which the first round feeds.
+
+        Raises:
+            CapacityError: no row is free.
+        """
+        self._target.cache.reserve(sequence.id)
+        self._target.prefill(sequence.id, sequence.tokens[:-1])
+
+    def check(self, plan: Plan) -> None:
+        """Assert what must hold when a round starts."""
+        for sequence in plan.sequences:
+            cached = self._target.cache.length(sequence.id)
+            assert cached == len(sequence.tokens) - 1, f"{sequence.id!r}: {cached} cached of {len(sequence.tokens)} tokens"
+
+    def score(self, plan: Plan, drafts: Sequence[Draft]) -> list[NDArray[np.float32]]:
+        """Logits [1 + len(draft), V] for each sequence: after its last token, then after each node. Valid until the next pass."""
+        feeds = {
+            sequence.id: Feed(
+                tokens=(sequence.tokens[-1], *draft.tokens),
+                parents=None if draft.is_chain else (-1, *(parent + 1 for parent in draft.parents)),
+                wanted=tuple(range(1 + len(draft))),
+            )
+            for sequence, draft in zip(plan.sequences, drafts, strict=True)
+        }
+        scores = self._target.feed(feeds)
+        return [scores[sequence.id] for sequence in plan.sequences]
+
+    def commit(self, plan: Plan, verdicts: Sequence[Verdict]) -> None:
+        """Keep the last token and the accepted path of each sequence; the tail is the next round's last token."""
+        for sequence, verdict in zip(plan.sequences, verdicts, strict=True):
+            self._target.cache.commit(sequence.id, np.array([0, *(node + 1 for node in verdict.accepted)]))
+
+    def retire(self, sequence: Running) -> None:
+        """Take the row of ``sequence`` back."""
+        self._target.cache.release(sequence.id)

@@ -1,0 +1,157 @@
+"""What a built engine really does on this machine: are its bits invariant, what does a pass cost, how far is it from float32?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.bundle import EngineEntry, Parity, Probe, StepCost
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engines import load
+from specbuild.runtime.model import CachedModel, Feed
+
+SEED = 20250
+PREFIX = 23
+"""Odd on purpose: most alignments of a kernel's rows are met."""
+CONTEXTS = (128, 512, 1536)
+PARITY_TOKENS = 96
+REPEATS = 3
+
+Logits = NDArray[np.float32]
+
+
+def probe(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Probe:
+    """Measure the engine of ``entry``; ``reference`` is the float32 build of the same graph, for parity.
+
+    Raises:
+        EnvironmentLacksError: the engine cannot be run here.
+    """
+    engine = load(folder, entry)
+    tokens = np.random.default_rng(SEED).integers(0, entry.vocab_size, PREFIX + entry.max_step).tolist()
+    alone = _one_by_one(engine, tokens)
+    return Probe(
+        step_invariant=all(_same(alone, _in_steps(engine, tokens, size)) for size in range(2, entry.max_step + 1)),
+        batch_invariant=_same(alone, _in_a_batch(engine, tokens)),
+        view_invariant=entry.static_view or _same(alone, _in_a_long_view(engine, tokens)),
+        step_costs=_step_costs(engine),
+        parity=None if reference is None else _parity(engine, load(folder, reference)),
+    )
+
+
+def _same(one: Sequence[Logits], other: Sequence[Logits]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _one_by_one(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
+    """Logits of each token after the prefix, a pass a token."""
+    return _in_steps(engine, tokens, 1)
+
+
+def _in_steps(engine: Engine, tokens: Sequence[int], size: int) -> list[Logits]:
+    model = CachedModel(engine, 1, padded=False)
+    model.cache.reserve("a")
+    model.prefill("a", tokens[:PREFIX])
+    rows: list[Logits] = []
+    for start in range(PREFIX, len(tokens), size):
+        part = tuple(tokens[start : start + size])
+        rows.extend(model.feed({"a": Feed(part, wanted=tuple(range(len(part))))})["a"].copy())
+        model.cache.commit("a", np.arange(len(part)))
+    return rows
+
+
+def _in_a_batch(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
+    """The same sequence in the middle of a full batch of others, each of another length."""
+    batch = engine.entry.max_batch_size
+    model = CachedModel(engine, batch, padded=False)
+    subject = batch // 2
+    for row in range(batch):
+        model.cache.reserve(row)
+        model.prefill(row, tokens[:PREFIX] if row == subject else tokens[row : row + 3 + 5 * row % 17])
+    rows: list[Logits] = []
+    for token in tokens[PREFIX:]:
+        # The neighbours bring two tokens: the subject's row is padded.
+        feeds = {row: Feed((token, token), wanted=(0, 1)) for row in range(batch) if row != subject}
+        rows.extend(model.feed({**feeds, subject: Feed((token,), wanted=(0,))})[subject].copy())
+        model.cache.commit(subject, np.arange(1))
+    return rows
+
+
+def _in_a_long_view(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
+    """The same sequence with the longest view that the engine takes."""
+    model = CachedModel(engine, 1, padded=False)
+    model.cache.reserve("a")
+    model.prefill("a", tokens[:PREFIX])
+    rows: list[Logits] = []
+    for token in tokens[PREFIX:]:
+        rows.extend(model.feed({"a": Feed((token,), wanted=(0,))}, view=engine.entry.capacity)["a"].copy())
+        model.cache.commit("a", np.arange(1))
+    return rows
+
+
+def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
+    """Median seconds of a pass over a grid of batches, steps and contexts. Contexts are zeros: the time is the same."""
+    entry = engine.entry
+    costs = []
+    for batch in sorted({1, 2, 4, entry.max_batch_size}):
+        if batch > entry.max_batch_size:
+            continue
+        model = CachedModel(engine, batch, padded=False)
+        for row in range(batch):
+            model.cache.reserve(row)
+        for context in (c for c in CONTEXTS if c + entry.max_step <= entry.max_seq_len):
+            model.cache.make_room(context + entry.max_step)
+            for row in range(batch):
+                model.cache.commit(row, np.arange(context - model.cache.length(row)))
+            for step in sorted({1, 2, 3, 5, entry.max_step}):
+                if step <= entry.max_step:
+                    feeds = {row: Feed((1,) * step, wanted=tuple(range(step))) for row in range(batch)}
+                    costs.append(StepCost(batch=batch, step=step, context=context, seconds=_seconds(model, feeds)))
+    return tuple(costs)
+
+
+def _seconds(model: CachedModel, feeds: dict[int, Feed]) -> float:
+    model.feed(feeds)
+    times = []
+    for _ in range(REPEATS):
+        began = perf_counter()
+        model.feed(feeds)
+        times.append(perf_counter() - began)
+    return median(times)
+
+
+def _parity(engine: Engine, reference: Engine) -> Parity:
+    """Both read a text that the reference writes itself at temperature 1."""
+    random = np.random.default_rng(SEED)
+    written, expected = [1], []
+    model = CachedModel(reference, 1)
+    model.cache.reserve("a")
+    for _ in range(min(PARITY_TOKENS, reference.entry.max_seq_len - 1)):
+        logits = model.feed({"a": Feed((written[-1],), wanted=(0,))})["a"][0].copy()
+        model.cache.commit("a", np.arange(1))
+        expected.append(logits)
+        written.append(int(np.argmax(logits + random.gumbel(size=logits.shape))))
+    seen = []
+    model = CachedModel(engine, 1)
+    model.cache.reserve("a")
+    for token in written[:-1]:
+        seen.append(model.feed({"a": Feed((token,), wanted=(0,))})["a"][0].copy())
+        model.cache.commit("a", np.arange(1))
+    kl = np.mean([_kl(p, q) for p, q in zip(expected, seen, strict=True)])
+    largest = max(float(np.abs(p - q).max()) for p, q in zip(expected, seen, strict=True))
+    return Parity(tokens=len(seen), max_abs_logit=largest, mean_kl=float(kl))
+
+
+def _kl(p_logits: Logits, q_logits: Logits) -> float:
+    """KL(p‖q) in nats of two softmax laws."""
+    log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
+    return float(np.sum(np.exp(log_p) * (log_p - log_q)))
+
+
+def _log_softmax(logits: Logits) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
