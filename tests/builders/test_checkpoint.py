@@ -83,7 +83,9 @@ def test_a_truncated_file_is_found_at_open(folder: Path, keep: int) -> None:
     file = folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:keep])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated or corrupt \(.*bytes on disk.*\); download it again") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: truncated or corrupt \(.*bytes on disk.*\); download it again"
+    ) as caught:
         open_checkpoint(str(folder))
     if keep == -1:
         assert f"{len(content) - 1} bytes on disk, its header describes {len(content)}" in str(caught.value)

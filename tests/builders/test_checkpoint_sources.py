@@ -80,7 +80,7 @@ def test_no_network_is_the_environments_lack(monkeypatch: pytest.MonkeyPatch, er
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    with pytest.raises(EnvironmentLacksError, match="hf:org/name: .*name (the|a) folder") as caught:
+    with pytest.raises(EnvironmentLacksError, match=r"hf:org/name: .*name (the|a) folder") as caught:
         open_checkpoint("hf:org/name")
     assert "\n" not in str(caught.value)
 
@@ -101,7 +101,7 @@ def test_a_malformed_reference_is_a_usage_error(reference: str) -> None:
 def test_paths_are_relative_to_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="here: no config.json"):
+    with pytest.raises(CheckpointError, match=r"here: no config\.json"):
         open_checkpoint("here")
 
 
