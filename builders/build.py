@@ -197,9 +197,11 @@ def _disk_errors(store: Store, preparation: Preparation, probed: bool) -> Iterat
     except Exception as error:
         cause: BaseException | None = error
         while cause is not None:
-            if isinstance(cause, OSError) and cause.errno in _DISK_FULL:
+            # NumPy reports a short write as an OSError that has words and no number.
+            if isinstance(cause, OSError) and cause.errno in (*_DISK_FULL, None):
                 free = shutil.disk_usage(store.home).free
-                raise BuildError(_disk_full(store, os.strerror(cause.errno), _bytes_needed(preparation, probed), free)) from error
+                how = os.strerror(cause.errno) if cause.errno else str(cause)
+                raise BuildError(_disk_full(store, how, _bytes_needed(preparation, probed), free)) from error
             cause = cause.__cause__ or cause.__context__
         raise
 
