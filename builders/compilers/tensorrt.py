@@ -147,8 +147,8 @@ class _Build:
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, logger)  # owns the weights: it must outlive the build
         if not parser.parse_from_file(str(graph)):
-            errors = [parser.get_error(index) for index in range(parser.num_errors)]
-            what = "; ".join(f"{error.node_operator()} {error.node_name()!r}: {error.desc()}" for error in errors)
+            problems = [parser.get_error(index) for index in range(parser.num_errors)]
+            what = "; ".join(f"{problem.node_operator()} {problem.node_name()!r}: {problem.desc()}" for problem in problems)
             raise BuildError(f"{self._who} cannot parse the {self.job.role} graph: {what or self.messages.quote()}")
         check_network(trt, network, model)
         config = self._config(builder, network)
