@@ -90,4 +90,5 @@ class Rule:
     """(draft law, randomness, depth) → draft token."""
     judge: Callable[[LawAt, Draft, Randomness], Verdict]
     needs_laws: bool
-    """Drafts that were drawn must carry the laws that they were drawn from."""
+    """Drafts that were drawn carry the laws that they were drawn from. Without one a token is judged as if it was the only one possible,
+    which is exact too but keeps fewer."""
