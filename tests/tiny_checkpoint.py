@@ -31,7 +31,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def save_tiny(folder: Path, *, seed: int = 0, tokens: tuple[str, ...] = (), merges: tuple[tuple[str, str], ...] = (), **changes: Any) -> Path:
+def save_tiny(
+    folder: Path, *, seed: int = 0, tokens: tuple[str, ...] = (), merges: tuple[tuple[str, str], ...] = (), **changes: Any
+) -> Path:
     """Write the checkpoint into ``folder``: bytes and ``<|end|>`` (id 256) are its tokens, then ``tokens``; ``changes`` to its config."""
     config = CONFIG | changes
     folder.mkdir(parents=True)

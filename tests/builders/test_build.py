@@ -38,7 +38,7 @@ class FakeProbe:
     def __call__(self, folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Probe:
         assert (folder / entry.file).is_file()
         assert reference is None or (folder / reference.file).is_file()
-        self.asked.append((entry.role, entry.precision, reference and reference.precision))
+        self.asked.append((entry.role, entry.precision, reference.precision if reference else None))
         return Probe(step_invariant=True, batch_invariant=False, view_invariant=True, step_costs=(), parity=None)
 
 
@@ -52,7 +52,8 @@ def test_a_bundle_is_complete_and_describes_itself(tmp_path: Path, tiny_checkpoi
     assert bundle.path.name == f"tiny-{manifest.digest[:12]}"
     assert (tiny_checkpoint / "tokenizer.json").read_bytes() == (bundle.path / "tokenizer/tokenizer.json").read_bytes()
     assert manifest.vocabulary.model_dump() == {"size": 257, "bos_token_id": 256, "eos_token_ids": (256,), "pad_token_id": None}
-    assert [(engine.role, engine.precision, engine.probe) for engine in manifest.engines] == [("target", "int8", None), ("draft", "int4", None)]
+    engines = [(engine.role, engine.precision, engine.probe) for engine in manifest.engines]
+    assert engines == [("target", "int8", None), ("draft", "int4", None)]
     assert manifest.checkpoints["target"] == manifest.checkpoints["draft"]
     assert {"specbuild", "onnxruntime", "onnx-ir", "python"} <= manifest.tools.keys()
 
@@ -128,7 +129,7 @@ def test_an_edited_bundle_is_refused_and_force_mends_it(tmp_path: Path, tiny_che
     edited = json.loads(manifest.read_text())
     edited["engines"][0]["max_seq_len"] = 100_000
     manifest.write_text(json.dumps(edited))
-    with pytest.raises(VerificationError, match="edited after the build .* --force"):
+    with pytest.raises(VerificationError, match=r"edited after the build .* --force"):
         build(recipe(tiny_checkpoint), store=store)
     assert build(recipe(tiny_checkpoint), store=store, force=True).built
     Bundle.open(manifest.parent).verify_files()
@@ -138,7 +139,7 @@ def test_an_engine_built_for_another_version_is_refused(tmp_path: Path, tiny_che
     bundle = build(recipe(tiny_checkpoint), store=Store(tmp_path / "store")).bundle
     entry = bundle.engine("target").model_copy(update={"version": "1.32.0"})
     bundle.check_version(entry, "1.32.9")
-    with pytest.raises(VerificationError, match=r"the target engine was built for onnxruntime 1\.32\.0, installed is 1\.33\.0; install that"):
+    with pytest.raises(VerificationError, match=r"target engine was built for onnxruntime 1\.32\.0, installed is 1\.33\.0; install that"):
         bundle.check_version(entry, "1.33.0")
     plan = entry.model_copy(update={"backend": "tensorrt-rtx", "flavour": "tensorrt_rtx", "version": "1.7.1.116"})
     bundle.check_version(plan, "1.7.1.116")

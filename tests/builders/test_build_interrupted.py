@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,7 @@ main(sys.argv[1:])
 class Builder:
     """A process that builds one recipe again and again."""
 
-    def __init__(self, home: Path, document: dict[str, object]) -> None:
+    def __init__(self, home: Path, document: Mapping[str, object]) -> None:
         command = [sys.executable, "-c", BUILDER, str(home), json.dumps(document)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -15,7 +15,12 @@ from specbuild.recipe import Recipe
 
 
 def recipe(checkpoint: Path | str, *settings: str) -> Recipe:
-    document = {"name": "tiny", "checkpoint": str(checkpoint), "target": {"max_seq_len": 64}, "speculation": {"draft": {"precision": "int4"}}}
+    document = {
+        "name": "tiny",
+        "checkpoint": str(checkpoint),
+        "target": {"max_seq_len": 64},
+        "speculation": {"draft": {"precision": "int4"}},
+    }
     assignments = [config.from_option(text) for text in settings]
     return config.from_sources(document, origin="test", environ={}, assignments=assignments).recipe
 

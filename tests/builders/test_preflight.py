@@ -118,7 +118,7 @@ def test_a_config_that_is_not_the_checkpoints(tmp_path: Path, tiny_checkpoint: P
 
 def test_a_config_that_only_adds_up_to_another_model(tmp_path: Path) -> None:
     # head_dim is not written in the checkpoint (64 / 4 = 16): no key differs, the decoder does.
-    target = save_tiny(tmp_path / "target", **{"head_dim": 16})
+    target = save_tiny(tmp_path / "target")
     (target / "config.json").write_text((target / "config.json").read_text().replace('"head_dim": 16, ', ""))
     wrong = pair(target).model_copy(update={"target": described(CONFIG | {"head_dim": 32})})
     assert refusal(tmp_path, wrong).startswith(f"target.config: its head_dim is not that of {target} (32 against 16)")

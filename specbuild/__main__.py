@@ -1,0 +1,5 @@
+"""``python -m specbuild`` is ``specbuild``."""
+
+from specbuild.cli.main import main
+
+main()
