@@ -38,7 +38,7 @@ def rope_spec(config: Config, head_dim: int) -> RopeSpec:
         )
     # Exponents and powers rounded to float32, as transformers has them: more digits would be less parity.
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = np.power(float(parameters["rope_theta"]), exponents, dtype=np.float64)
+    powers = np.power(_number(parameters, "rope_theta"), exponents, dtype=np.float64)
     plain = np.float32(1) / powers.astype(np.float32)
     scaled = SCALINGS[kind](plain, parameters).astype(np.float32)
     limit = int(config["max_position_embeddings"]) if kind == "dynamic" else None
@@ -96,7 +96,7 @@ def _factors(plain: Frequencies, parameters: Config) -> Frequencies:
 
 def _number(parameters: Config, key: str) -> float:
     value = parameters.get(key)
-    if not isinstance(value, int | float) or value <= 0:
+    if not isinstance(value, int | float) or not value > 0:
         raise CheckpointError(f"rope_type {parameters['rope_type']!r} needs a positive {key!r} (seen: {value!r}); add it to config.json")
     return float(value)
 

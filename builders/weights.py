@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +33,11 @@ class CheckpointWeights:
     family: Family
 
     def __post_init__(self) -> None:
-        expected = {self._name(role): shape for role, shape in role_shapes(self.spec).items()}
         names = set(self.checkpoint.names())
-        for name, shape in expected.items():
+        expected = set()
+        for role, shape in _roles(self.spec):
+            name = self._name(role)
+            expected.add(name)
             if name not in names:
                 hint = "; if the head is tied, set tie_word_embeddings in config.json" if name == self.family.tensors["head"] else ""
                 raise CheckpointError(f"{self.checkpoint.source}: tensor {name} is missing (expected shape {list(shape)}){hint}")
@@ -44,7 +47,7 @@ class CheckpointWeights:
                     f"its config implies {list(shape)}; config and weights are not of one model"
                 )
         layers = tuple(f"model.layers.{index}." for index in range(self.spec.num_layers))
-        foreign = sorted(name for name in names - expected.keys() if name.startswith(layers) and not BUFFER.search(name))
+        foreign = sorted(name for name in names - expected if name.startswith(layers) and not BUFFER.search(name))
         if foreign:
             raise UnsupportedError(
                 f"{self.checkpoint.source}: tensor {foreign[0]} has no place in a {self.spec.family} decoder ({len(foreign)} such); "
@@ -66,6 +69,10 @@ class CheckpointWeights:
 
 def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Every role of a decoder → the shape of its tensor, in reading order."""
+    return dict(_roles(spec))
+
+
+def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
     queries, keys = spec.num_heads * head, spec.num_kv_heads * head
     layer: dict[str, tuple[int, ...]] = {
@@ -87,7 +94,8 @@ def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         layer |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
     if spec.qk_norm:
         layer |= {"q_norm": (head,), "k_norm": (head,)}
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, hidden)}
+    yield "embedding", (spec.vocab_size, hidden)
     for index in range(spec.num_layers):
-        shapes |= {f"layers.{index}.{part}": shape for part, shape in layer.items()}
-    return shapes | {"norm": (hidden,), "head": (spec.vocab_size, hidden)}
+        yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())
+    yield "norm", (hidden,)
+    yield "head", (spec.vocab_size, hidden)

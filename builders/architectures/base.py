@@ -162,13 +162,13 @@ def layer_window(config: Config) -> int | None:
     """
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     layers = integer(config, "num_hidden_layers")
-    full = min(int(config.get("max_window_layers", 28)), layers) if window else layers
-    implied = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+    full = int(config.get("max_window_layers", 28)) if window else layers
+    implied = ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < layers)
     return uniform_window(config.get("layer_types") or implied, window)
 
 
 def uniform_window(layer_types: list[str], window: int | None) -> int | None:
-    """``window`` when every layer slides, None when every layer sees all.
+    """``window`` when every layer slides, None when every layer sees all; ``layer_types`` holds the kinds that occur.
 
     Raises:
         UnsupportedError: the layers differ, are of another kind, or slide without a window.

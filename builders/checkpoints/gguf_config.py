@@ -99,9 +99,10 @@ def generation_config(metadata: Metadata) -> dict[str, Any]:
 
 def interleaved_heads(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
     """Tensors that are stored for interleaved rotation → the number of heads in their rows."""
-    if config["model_type"] not in INTERLEAVED:
+    query = config.get("num_attention_heads")
+    if config["model_type"] not in INTERLEAVED or query is None:
         return {}
-    query, key = int(config["num_attention_heads"]), int(config.get("num_key_value_heads", config["num_attention_heads"]))
+    key = config.get("num_key_value_heads", query)
     heads = {"self_attn.q_proj": query, "self_attn.k_proj": key}
     return {name: count for name in names for part, count in heads.items() if f".{part}." in name}
 

@@ -106,7 +106,7 @@ def half_split(tensor: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 def _decoded(path: Path, tensor: GgufTensor) -> NDArray[np.float32]:
     data = np.fromfile(path, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
     if tensor.type in PLAIN:
-        return data.view(PLAIN[tensor.type]).reshape(tensor.shape).astype(np.float32)
+        return data.view(PLAIN[tensor.type]).reshape(tensor.shape).astype(np.float32, copy=False)
     rows = prod(tensor.shape[:-1])
     data = data.reshape(rows, -1)
     decoded = np.empty((rows, tensor.shape[-1]), dtype=np.float32)

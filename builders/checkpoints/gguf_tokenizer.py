@@ -72,7 +72,7 @@ def tokenizer_json(metadata: Metadata, origin: str) -> bytes:
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(metadata, origin)
     elif kind == "llama":
-        tokenizer, adds_bos = _sentence_piece(metadata), True
+        tokenizer, adds_bos = _sentence_piece(metadata, origin), True
     else:
         raise UnsupportedError(
             f"{origin}: tokenizer of kind {kind!r} is not supported (known: gpt2, llama); put the model's tokenizer.json beside it"
@@ -97,7 +97,7 @@ def _byte_level(metadata: Metadata, origin: str) -> tuple[Tokenizer, bool]:
         )
     rule = PRE_TOKENIZERS[name]
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
-    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=rule.whole_first))
+    tokenizer = _bpe(origin, vocab=_vocabulary(metadata), merges=merges, ignore_merges=rule.whole_first)
     cuts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rule.single_digits else []
     if rule.split is not None:
         cuts.append(pre_tokenizers.Split(Regex(rule.split), behavior="isolated"))
@@ -109,26 +109,27 @@ def _byte_level(metadata: Metadata, origin: str) -> tuple[Tokenizer, bool]:
     return tokenizer, rule.adds_bos
 
 
-def _sentence_piece(metadata: Metadata) -> Tokenizer:
+def _sentence_piece(metadata: Metadata, origin: str) -> Tokenizer:
     """SentencePiece's BPE: spaces are ``▁``, what has no token becomes bytes, a pair merges earlier the higher its result scores."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     vocabulary = _vocabulary(metadata)
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=_merges(vocabulary, dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))),
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    merges = _merges(vocabulary, dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True)))
+    tokenizer = _bpe(origin, vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     undo: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix else undo)
     return tokenizer
+
+
+def _bpe(origin: str, **options: Any) -> Tokenizer:
+    try:
+        return Tokenizer(models.BPE(**options))
+    except Exception as error:  # the library raises nothing narrower
+        problem = str(error).splitlines()[0]
+        raise CheckpointError(f"{origin}: its vocabulary is inconsistent ({problem}); put the model's tokenizer.json beside it") from error
 
 
 def _merges(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -212,3 +213,16 @@ def test_digest_changes_with_one_byte(folder: Path, name: str) -> None:
     content[place] ^= 1
     (folder / name).write_bytes(content)
     assert open_checkpoint(str(folder)).digest() != before
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(np.float32, 1.0), (np.float16, 1.5)])
+def test_reading_holds_one_tensor(folder: Path, dtype: type, copies: float) -> None:
+    size = 2**20
+    save_file({name: np.ones(size, dtype) for name in "abcd"}, folder / "model.safetensors")
+    checkpoint = open_checkpoint(str(folder))
+    tracemalloc.start()
+    for name in checkpoint.names():
+        checkpoint.read(name)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.1 * copies * size * 4

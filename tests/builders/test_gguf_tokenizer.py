@@ -101,3 +101,9 @@ def test_another_kind_and_none_at_all() -> None:
         _made({**BYTES, "model": "t5"})
     with pytest.raises(CheckpointError, match=r"no tokenizer inside; put the model's tokenizer\.json beside it"):
         _made({"model": "gpt2"})
+
+
+@pytest.mark.parametrize("merges", [["a z"], ["ab"]])
+def test_merges_outside_the_vocabulary_are_inconsistent(merges: list[str]) -> None:
+    with pytest.raises(CheckpointError, match=r"m\.gguf: its vocabulary is inconsistent \(.*\); put the model's tokenizer\.json beside it"):
+        _made({**BYTES, "merges": merges})
