@@ -33,9 +33,7 @@ RTX_CAPABILITIES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 DATA_CENTRE = {"sm90": "Hopper", "sm100": "data-centre Blackwell", "sm103": "data-centre Blackwell"}
 CAPACITY_STEP = 64
 
-# Recipe key → builder flag.
-FLAGS = {"refit": "REFIT", "version_compatible": "VERSION_COMPATIBLE"}
-NEED_GPU = ("refit", "version_compatible", "timing_cache")
+NEED_GPU = ("refit", "timing_cache")
 
 
 def create(backend: Backend) -> TensorRTCompiler:
@@ -100,11 +98,11 @@ class TensorRTCompiler:
     def _check_options(self, options: TensorRTSection) -> None:
         if options.strip_weights:
             raise UnsupportedError("tensorrt.strip_weights: a bundle is self-contained, a plan without weights cannot run; set it to false")
+        if options.version_compatible:
+            raise UnsupportedError("tensorrt.version_compatible: a bundle runs with the TensorRT version that built it; set it to false")
         if self.name == "tensorrt-rtx":
             if options.timing_cache:
                 raise UnsupportedError("tensorrt.timing_cache: TensorRT-RTX times no kernels when it builds; set it to false")
-            if options.version_compatible:
-                raise UnsupportedError("tensorrt.version_compatible: TensorRT-RTX has no lean runtime to put into a plan; set it to false")
             _check_rtx_capabilities(options.compute_capabilities)
 
     def _check_gpu(self, options: TensorRTSection) -> None:
@@ -163,7 +161,6 @@ class _Build:
         """Load the plan on the GPU present and check that its cache is updated in place."""
         trt = self.library.trt
         runtime = trt.Runtime(self.messages.logger(trt))
-        runtime.engine_host_code_allowed = self.job.tensorrt.version_compatible
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise BuildError(f"{self._who} does not load the plan it has just built: {self.messages.quote()}")
@@ -178,9 +175,8 @@ class _Build:
         config = builder.create_builder_config()
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
         config.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
-        for key, flag in FLAGS.items():
-            if getattr(options, key):
-                config.set_flag(getattr(trt.BuilderFlag, flag))
+        if options.refit:
+            config.set_flag(trt.BuilderFlag.REFIT)
         if self.library.flavour == "tensorrt_rtx":
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # RTX captures no CUDA graph of a plan that allocates
             config.num_compute_capabilities = len(shape.compute_capabilities)

@@ -28,12 +28,18 @@ MAX_GRAPHS = 64
 class TensorRTEngine:
     """See ``runtime.engine.Engine``."""
 
-    def __init__(self, path: Path, entry: EngineEntry, *, device: int = 0, version_compatible: bool = False) -> None:
+    def __init__(self, path: Path, entry: EngineEntry, *, threads: int | None = None, device: str = "cuda:0") -> None:
+        """Load ``path`` on ``device``. ``threads`` sets how many CPU threads compute: here none does, whatever it is.
+
+        Raises:
+            EnvironmentLacksError: no GPU, no library, or another version or GPU than the plan was compiled for.
+            BundleError: the plan is missing or corrupt, or copies its cache instead of updating it in place.
+        """
         self.entry = entry
-        self._plan = Plan(path, entry, device, version_compatible=version_compatible)
+        self._plan = Plan(path, entry, device)
         import torch
 
-        self._device = f"cuda:{device}"
+        self._device = device
         with torch.cuda.device(device):
             self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._scratch = torch.empty(max(self._plan.engine.device_memory_size_v2, 1), dtype=torch.uint8, device=self._device)

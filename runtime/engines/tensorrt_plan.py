@@ -33,8 +33,8 @@ class Limits:
 class Plan:
     """A deserialised engine and the library that it runs with."""
 
-    def __init__(self, path: Path, entry: EngineEntry, device: int, *, version_compatible: bool) -> None:
-        """Load ``path`` on CUDA device ``device``.
+    def __init__(self, path: Path, entry: EngineEntry, device: str) -> None:
+        """Load ``path`` on the CUDA device ``device``, such as ``cuda:0``.
 
         Raises:
             EnvironmentLacksError: no GPU, no library, or another version or GPU than it was compiled for.
@@ -42,21 +42,19 @@ class Plan:
         """
         capability = require_gpu(device)
         self.trt = require_library(entry.flavour)
-        check_machine(entry, str(self.trt.__version__), capability, version_compatible=version_compatible)
+        check_machine(entry, str(self.trt.__version__), capability)
         self.errors: deque[str] = deque(maxlen=5)
         self._runtime = self.trt.Runtime(_logger(self.trt, self.errors))  # must outlive the engine
-        self.engine = self._deserialize(path, version_compatible)
+        self.engine = self._deserialize(path)
         self.limits = tuple(
             sorted((self._limits(index) for index in range(self.engine.num_optimization_profiles)), key=lambda each: each.step)
         )
         self._check_aliases(path, entry)
 
-    def _deserialize(self, path: Path, version_compatible: bool) -> Any:
-        runtime = self._runtime
-        runtime.engine_host_code_allowed = version_compatible  # such a plan carries its own runtime
+    def _deserialize(self, path: Path) -> Any:
         try:
             with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                engine = runtime.deserialize_cuda_engine(content)
+                engine = self._runtime.deserialize_cuda_engine(content)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise BundleError(f"{path}: cannot be read ({error}); build it anew with {REBUILD}") from error
         if engine is None:
@@ -84,7 +82,7 @@ class Plan:
         return " | ".join(self.errors) or "no error message"
 
 
-def require_gpu(device: int) -> str:
+def require_gpu(device: str) -> str:
     """The compute capability of a CUDA device, such as ``sm89``.
 
     Raises:
@@ -100,9 +98,10 @@ def require_gpu(device: int) -> str:
         raise EnvironmentLacksError(
             f"TensorRT engines need an NVIDIA GPU and torch {torch.__version__} sees none; run on one, or build with backend onnxruntime"
         )
-    if device >= torch.cuda.device_count():
-        raise EnvironmentLacksError(f"CUDA device {device} was asked for and there are {torch.cuda.device_count()}; name one from 0 on")
-    major, minor = torch.cuda.get_device_capability(device)
+    index = torch.device(device).index or 0
+    if index >= torch.cuda.device_count():
+        raise EnvironmentLacksError(f"device {device} was asked for and there are {torch.cuda.device_count()} GPUs, the first is cuda:0")
+    major, minor = torch.cuda.get_device_capability(index)
     return f"sm{major}{minor}"
 
 
@@ -122,13 +121,13 @@ def require_library(flavour: str) -> ModuleType:
         raise EnvironmentLacksError(f"the bundle's engines need {flavour} ({error}): pip install {wheels}") from error
 
 
-def check_machine(entry: EngineEntry, version: str, capability: str, *, version_compatible: bool) -> None:
+def check_machine(entry: EngineEntry, version: str, capability: str) -> None:
     """Compare what a plan was compiled with and for to what is here.
 
     Raises:
         EnvironmentLacksError: naming both sides and the command that mends it.
     """
-    if entry.version != version and not version_compatible:
+    if entry.version != version:
         raise EnvironmentLacksError(
             f"{entry.file}: compiled with {entry.flavour} {entry.version}, installed is {version}; "
             f"install that version or build anew with {REBUILD}"

@@ -222,7 +222,7 @@ def test_a_plan_that_cannot_be_written_is_a_build_error(tmp_path: Path) -> None:
         ({"compute_capabilities": []}, EnvironmentLacksError, "tensorrt.compute_capabilities: empty means the GPU present"),
         ({"refit": True}, EnvironmentLacksError, "tensorrt.refit: a build with it needs a GPU"),
         ({"strip_weights": True}, UnsupportedError, "tensorrt.strip_weights: a bundle is self-contained"),
-        ({"version_compatible": True}, UnsupportedError, "tensorrt.version_compatible: TensorRT-RTX has no lean runtime"),
+        ({"version_compatible": True}, UnsupportedError, "tensorrt.version_compatible: a bundle runs with the TensorRT version"),
         ({"timing_cache": True}, UnsupportedError, "tensorrt.timing_cache: TensorRT-RTX times no kernels"),
     ],
 )
@@ -253,7 +253,7 @@ def test_mainline_without_its_library_says_how_to_get_it() -> None:
 def test_mainline_needs_the_gpu_that_it_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "load", lambda backend: load("tensorrt-rtx"))
     hopper = TensorRTCompiler("tensorrt", gpu=lambda: "sm90")
-    hopper.check(recipe(backend="tensorrt", compute_capabilities=["sm90"], timing_cache=True, refit=True, version_compatible=True))
+    hopper.check(recipe(backend="tensorrt", compute_capabilities=["sm90"], timing_cache=True, refit=True))
     with pytest.raises(
         EnvironmentLacksError, match="sm100 asked for and mainline TensorRT compiles for the GPU present alone, which is sm90"
     ):
