@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from ..draft import ROOT, Draft
-from ..law import Law, draw
-from ..noise import Stream
+from ..law import Law
 from ..transforms import LawAt
 from .base import Randomness, Verdict
 
 
-def coupled_choice(law: Law, seed: int, position: int) -> int:
-    """The token at ``position`` of a sequence under ``law``: argmax(log p + g). Target and proposer both choose by it."""
-    return draw(law, seed, position, Stream.SHARED)
-
-
 def choose(law: Law, randomness: Randomness, depth: int) -> int:
-    """Draft what the target would emit if it had this law."""
+    """Draft what the target would emit if it had this law: argmax(log q + g)."""
     return randomness.shared(law, depth)
 
 

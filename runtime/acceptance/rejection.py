@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specbuild.errors import UnsupportedError
 
-from ..draft import ROOT, Draft
+from ..draft import Draft
 from ..law import Law
 from ..transforms import LawAt
 from .base import Randomness, Verdict
@@ -87,7 +87,7 @@ def _recovered(p: Law, q: Law, scale: Any, draft: Draft, kept: int, randomness: 
 
 
 def _bonus(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
-    p = law_at(len(draft) - 1 if draft.tokens else ROOT)
+    p = law_at(len(draft) - 1)
     return Verdict.of(draft, range(len(draft)), randomness.tail(p.tokens, p.p, len(draft)))
 
 

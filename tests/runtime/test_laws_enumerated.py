@@ -36,7 +36,7 @@ class ExactLaw(Law):
     def __init__(self, weights: Sequence[int]) -> None:
         tokens = np.flatnonzero(np.array(weights) > 0)
         super().__init__(tokens, np.log(np.array(weights, dtype=np.float64)[tokens]))
-        self.__dict__["p"] = np.array([Fraction(weights[token], sum(weights)) for token in tokens], dtype=object)
+        self.__dict__["p"] = np.array([Fraction(weight, sum(weights)) for weight in weights if weight > 0], dtype=object)
 
 
 @dataclass
@@ -232,7 +232,8 @@ def swapped(before: Any, p: Law, q: Law, token: int) -> Any:
 
 
 def unscaled(p: Law, q: Law, scale: Any) -> NDArray[Any]:
-    return np.maximum(p.p - q.at(p.tokens), 0)
+    weights: NDArray[Any] = np.maximum(p.p - q.at(p.tokens), 0)
+    return weights
 
 
 @pytest.mark.parametrize(
