@@ -18,7 +18,7 @@ from array_api_compat import array_namespace
 Array = Any
 """An array of NumPy, torch or another library of the array API."""
 
-_BLOCK = 8192
+_BLOCK = 16_384
 
 
 class Stream(IntEnum):
