@@ -66,10 +66,11 @@ class OnnxRuntimeCompiler:
         return CompiledEngine(_FILE, self.shape(job))
 
     def _verify(self, path: Path, signature: tuple[set[str | None], set[str | None]]) -> None:
-        """Load the engine once, with the options that the runtime uses."""
+        """Load the engine once with the runtime's options, but for packing weights for the CPU: that would copy them all."""
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+        options.add_session_config_entry("session.disable_prepacking", "1")
         options.log_severity_level = 3
         try:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -14,7 +14,7 @@ from specbuild.builders.compilers.base import CompiledEngine, CompileJob, compil
 from specbuild.builders.decoder_spec import DecoderSpec, RopeSpec, Weights
 from specbuild.builders.network.decoder import decoder
 from specbuild.builders.weights import role_shapes
-from specbuild.recipe import Precision, Recipe, SpeculationSection, TargetSection
+from specbuild.recipe import Precision, Recipe
 
 Logits = NDArray[np.float32]
 
@@ -40,7 +40,7 @@ def tiny_spec(**changes: Any) -> DecoderSpec:
 
 @dataclass
 class RandomWeights:
-    """Normal weights of a size that keeps activations near one; it counts what is read and held at once."""
+    """Normal weights of a size that keeps activations near one; what is read is noted."""
 
     spec: DecoderSpec
     seed: int = 0
@@ -52,15 +52,18 @@ class RandomWeights:
         source = "embedding" if role == "head" and self.spec.tied_head else role
         random = np.random.default_rng([self.seed, list(shapes).index(source)])
         shape = shapes[source]
-        if len(shape) == 1:
-            return (1 + 0.1 * random.standard_normal(shape)).astype(np.float32)
-        return (random.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32)
+        normal = random.standard_normal(shape, dtype=np.float32)
+        scaled: NDArray[np.float32] = 1 + 0.1 * normal if len(shape) == 1 else normal / np.float32(np.sqrt(shape[1]))
+        return scaled
+
+
+def recipe(**sections: Any) -> Recipe:
+    return Recipe.from_mapping({"name": "tiny", "checkpoint": "none"} | sections, origin="test")
 
 
 def job(precision: Precision, max_seq_len: int = 256) -> CompileJob:
-    target = TargetSection(precision=precision, max_batch_size=8, max_seq_len=max_seq_len)
-    recipe = Recipe(name="tiny", checkpoint="none", target=target, speculation=SpeculationSection(max_draft_len=11))
-    return CompileJob.of(recipe, "target")
+    target = {"precision": precision, "max_batch_size": 8, "max_seq_len": max_seq_len}
+    return CompileJob.of(recipe(target=target, speculation={"max_draft_len": 11}), "target")
 
 
 def compile_cpu(spec: DecoderSpec, weights: Weights, precision: Precision, folder: Path, max_seq_len: int = 256) -> CompiledEngine:
@@ -73,9 +76,8 @@ def compile_cpu(spec: DecoderSpec, weights: Weights, precision: Precision, folde
 class Sequences:
     """B sequences of one length in an engine, with their caches."""
 
-    def __init__(self, spec: DecoderSpec, path: Path, batch: int = 1, view: int = 128, *, session: onnxruntime.InferenceSession | None = None):
-        self.spec, self.batch, self.view = spec, batch, view
-        self.session = session or open_session(path)
+    def __init__(self, spec: DecoderSpec, session: onnxruntime.InferenceSession, batch: int = 1, view: int = 128) -> None:
+        self.spec, self.session, self.view = spec, session, view
         shape = (batch, spec.num_kv_heads, view, spec.head_dim)
         # Rubbish, not zeros: what was never written must never count.
         self.cache = {
@@ -106,7 +108,8 @@ class Sequences:
         for name, value in zip(names, outputs, strict=True):
             if name != "logits":
                 self.cache[f"past_{name}"] = value
-        return outputs[names.index("logits")]
+        logits: Logits = outputs[names.index("logits")]
+        return logits
 
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:

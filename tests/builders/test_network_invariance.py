@@ -34,7 +34,7 @@ def check_all(spec: DecoderSpec, path: Path, tokens: NDArray[np.int64]) -> None:
     session = open_session(path)
 
     def fresh(batch: int = 1, view: int = 64) -> Sequences:
-        return Sequences(spec, path, batch, view, session=session)
+        return Sequences(spec, session, batch, view)
 
     alone = tokens[:1]
     length = alone.shape[1]
@@ -54,7 +54,10 @@ def check_all(spec: DecoderSpec, path: Path, tokens: NDArray[np.int64]) -> None:
     # Ragged: sequence b is 3·b tokens ahead of the first, all four step together.
     batch, ahead = fresh(batch=4), [3 * b for b in range(4)]
     batch.step(tokens[:, : ahead[-1]], 0)
-    together = [batch.step(np.stack([tokens[b, a + i : a + i + 2] for b, a in enumerate(ahead)]), [a + i for a in ahead]) for i in range(0, 12, 2)]
+    together = []
+    for i in range(0, 12, 2):
+        pairs = np.stack([tokens[b, start + i : start + i + 2] for b, start in enumerate(ahead)])
+        together.append(batch.step(pairs, [start + i for start in ahead]))
     assert np.array_equal(np.concatenate([logits[0] for logits in together]), expected[:12]), "batch of four"
     third = one_by_one(fresh(), tokens[2:3])
     assert np.array_equal(np.concatenate([logits[2] for logits in together]), third[6:18]), "another place of the batch"

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoder_support import Logits, Sequences, compile_cpu
+from decoder_support import Logits, Sequences, compile_cpu, open_session
 from numpy.typing import NDArray
+from onnxruntime import InferenceSession
 
 from specbuild.builders.architectures import decoder_spec, family
-from specbuild.builders.checkpoint import open_checkpoint
+from specbuild.builders.checkpoint import Checkpoint, TokenizerFiles
 from specbuild.builders.decoder_spec import DecoderSpec
 from specbuild.builders.weights import CheckpointWeights
 
@@ -56,13 +57,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class StateDict:
-    """The tensors of a transformers model as a checkpoint."""
+    """The tensors of a transformers model, as a checkpoint's store."""
 
-    source = "a model in memory"
+    files = ()
 
     def __init__(self, model: Any) -> None:
         tied = model.config.tie_word_embeddings
-        self.tensors = {
+        self.tensors: dict[str, NDArray[np.float32]] = {
             name: tensor.detach().float().numpy() for name, tensor in model.state_dict().items() if not (tied and name == "lm_head.weight")
         }
 
@@ -95,12 +96,12 @@ def reference_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
     return logits
 
 
-def ways(spec: DecoderSpec, path: Path, tokens: NDArray[np.int64]) -> dict[str, Logits]:
+def ways(spec: DecoderSpec, session: InferenceSession, tokens: NDArray[np.int64]) -> dict[str, Logits]:
     """Logits [S,V] of tokens [1,S] as one prefill, token by token, and after a wrong continuation was taken back."""
-    prefill = Sequences(spec, path).step(tokens, 0)[0]
-    one = Sequences(spec, path)
+    prefill = Sequences(spec, session).step(tokens, 0)[0]
+    one = Sequences(spec, session)
     incremental = np.concatenate([one.step(tokens[:, i : i + 1], i)[0] for i in range(tokens.shape[1])])
-    back = Sequences(spec, path)
+    back = Sequences(spec, session)
     half = tokens.shape[1] // 2
     parts = [back.step(tokens[:, :half], 0)]
     back.step(tokens[:, ::-1][:, :half].copy(), half)
@@ -113,12 +114,13 @@ def test_family_is_what_transformers_computes(name: str, tmp_path: Path) -> None
     model = reference_model(CASES[name])
     config = model.config.to_dict()
     spec = decoder_spec(config)
-    weights = CheckpointWeights(StateDict(model), spec, family(config["model_type"]))  # type: ignore[arg-type]
+    checkpoint = Checkpoint("a model in memory", config, TokenizerFiles(b"", None, {}), StateDict(model))
+    weights = CheckpointWeights(checkpoint, spec, family(config["model_type"]))
     engine = compile_cpu(spec, weights, "float32", tmp_path)
     tokens = np.random.default_rng(3).integers(0, spec.vocab_size, (1, TOKENS))
     expected = reference_logits(model, tokens)[0]
     assert expected.std() > 0.5, "logits too flat to compare"
-    seen = ways(spec, tmp_path / engine.file, tokens)
+    seen = ways(spec, open_session(tmp_path / engine.file), tokens)
     for way, logits in seen.items():
         assert np.abs(logits - expected).max() <= 1e-4, way
         assert np.array_equal(logits, seen["prefill"]), way

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_support import Sequences, compile_cpu
+from decoder_support import Sequences, compile_cpu, open_session
 
 from specbuild.builders.architectures import decoder_spec, family
 from specbuild.builders.checkpoint import open_checkpoint
@@ -47,7 +47,7 @@ def test_smollm2_is_what_transformers_computes(tmp_path: Path) -> None:
     assert surprise < 4, f"{surprise:.2f} nats a token: the checkpoint was not read as it was meant"
 
     engine = compile_cpu(spec, weights, "float32", tmp_path, max_seq_len=512)
-    sequences = Sequences(spec, tmp_path / engine.file, view=256)
+    sequences = Sequences(spec, open_session(tmp_path / engine.file), view=256)
     prefill = sequences.step(tokens[:, :200], 0)[0]
     rest = np.concatenate([sequences.step(tokens[:, i : i + 8], i)[0] for i in range(200, 256, 8)])
     assert np.abs(np.concatenate([prefill, rest]) - expected).max() <= 2e-3
