@@ -114,12 +114,12 @@ class Generator:
         if not probe.view_invariant:
             notes.append("the engine's bits depend on the cache view: the longest is always used")
         if not probe.batch_invariant and self._rows > 1:
-            notes.append("the engine's bits depend on the batch: the same request may give other tokens beside other neighbours; open it with batch=1 to rule that out")
+            notes.append(
+                "the engine's bits depend on the batch: other neighbours may give other tokens; open it with batch=1 to rule that out"
+            )
         return tuple(notes)
 
-    def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[Completion]:
         """An answer to each prompt, in order.
 
         Args:
@@ -132,9 +132,7 @@ class Generator:
         done = {delta.index: delta.completion for delta in self.stream(prompts, params) if delta.completion is not None}
         return [done[index] for index in range(len(prompts))]
 
-    def stream(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[Delta]:
+    def stream(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[Delta]:
         """As ``generate``, but as it comes: a delta for each running answer and round. Leaving the loop cancels what is left."""
         each = [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
@@ -169,7 +167,10 @@ class Generator:
         if unknown is not None:
             raise RequestError(f"the prompt has token id {unknown}, but the vocabulary ends at {vocabulary.size - 1}")
         if len(tokens) >= limit:
-            raise RequestError(f"the prompt has {len(tokens)} tokens, but a sequence holds {limit} with its output; shorten it or build with a larger target.max_seq_len")
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but a sequence holds {limit} with its output; "
+                "shorten it or build with a larger target.max_seq_len"
+            )
         if len(tokens) + params.max_tokens > limit:
             raise RequestError(
                 f"a prompt of {len(tokens)} tokens and max_tokens {params.max_tokens} exceed the {limit} that a sequence holds; "
@@ -179,7 +180,10 @@ class Generator:
         method = params.speculation or speculation.method
         draft_len = params.draft_len or speculation.draft_len
         if draft_len > self.entry.max_step - 1:
-            raise RequestError(f"draft_len is {draft_len}, but the engine verifies at most {self.entry.max_step - 1}; raise speculation.max_draft_len and build again")
+            raise RequestError(
+                f"draft_len is {draft_len}, but the engine verifies at most {self.entry.max_step - 1}; "
+                "raise speculation.max_draft_len and build again"
+            )
         if method != "off":
             self._proposer(method)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed

@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import get_args
 
-from specbuild.errors import RequestError, close_match
-from specbuild.recipe import Method
+from specbuild.errors import RequestError
 
 MIN_TEMPERATURE = 1e-4
 MAX_LOGPROBS = 20
@@ -57,7 +55,7 @@ class SamplingParams:
     logprobs: int | None = None
     """Report each emitted token's log-probability and so many of the most likely ones; None: none."""
     speculation: str | None = None
-    """Proposer of this request; None: the recipe's."""
+    """Proposer of this request, or ``off``; None: the recipe's. Which there are, the generator knows."""
     draft_len: int | None = None
     """Draft tokens a round of this request; None: the recipe's."""
 
@@ -104,8 +102,6 @@ class SamplingParams:
             raise RequestError(f"stop is {list(self.stop)!r}; every stop string must have at least one character")
         if not all(self.bad_words):
             raise RequestError("bad_words has an empty sequence, which would forbid everything; leave it out")
-        if self.speculation is not None and self.speculation not in get_args(Method):
-            raise RequestError(f"speculation is {self.speculation!r}.{close_match(str(self.speculation), get_args(Method))}")
         if self.speculation == "off" and self.draft_len is not None:
             raise RequestError(f"draft_len is {self.draft_len}, but speculation is 'off'; leave one of them out")
 

@@ -1,8 +1,8 @@
 """The bundle on disk: the contract between builders, which write it, and the runtime, which opens it.
 
-    <bundle>/manifest.json     everything below, as one frozen Manifest
-    <bundle>/engines/…         model.onnx + data, or *.engine
-    <bundle>/tokenizer/…       tokenizer.json, chat_template.jinja, generation_config.json
+<bundle>/manifest.json     everything below, as one frozen Manifest
+<bundle>/engines/…         model.onnx + data, or *.engine
+<bundle>/tokenizer/…       tokenizer.json, chat_template.jinja, generation_config.json
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from specbuild.errors import BundleError, VerificationError
+from specbuild.errors import BundleError, EnvironmentLacksError, VerificationError
 from specbuild.recipe import Recipe
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+REBUILD = "build it anew with `specbuild engine build --force`"
 
 
 class Record(BaseModel):
@@ -105,6 +106,20 @@ class EngineEntry(Record):
         width = 4 if self.kv_dtype == "float32" else 2
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * width
 
+    def check_version(self, installed: str) -> None:
+        """Compare the version of the library that compiled this engine with the one that would run it: plans of TensorRT hold
+        for exactly one version, graphs of ONNX Runtime for one minor version (another may fuse and round differently).
+
+        Raises:
+            EnvironmentLacksError: they differ.
+        """
+        parts = 2 if self.backend == "onnxruntime" else None
+        if self.version.split(".")[:parts] != installed.split(".")[:parts]:
+            raise EnvironmentLacksError(
+                f"the {self.role} engine was built for {self.flavour} {self.version}, installed is {installed}; "
+                f"install that version, or {REBUILD}"
+            )
+
 
 class Vocabulary(Record):
     """Tokens as the target's checkpoint declares them."""
@@ -175,22 +190,20 @@ class Bundle:
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise BundleError(f"{path}: no bundle here ({MANIFEST} is missing); `specbuild engine list` shows the bundles there are") from None
+            raise BundleError(
+                f"{path}: no bundle here ({MANIFEST} is missing); `specbuild engine list` shows the bundles there are"
+            ) from None
         except (OSError, ValueError) as error:
-            raise BundleError(f"{file}: not readable as JSON ({error}); build it anew with `specbuild engine build --force`") from error
+            raise BundleError(f"{file}: not readable as JSON ({error}); {REBUILD}") from error
         seen = raw.get("schema_version") if isinstance(raw, dict) else None
         if seen != SCHEMA_VERSION:
-            raise VerificationError(
-                f"{file}: schema version {seen!r}, this specbuild reads {SCHEMA_VERSION}; build it anew with `specbuild engine build --force`"
-            )
+            raise VerificationError(f"{file}: schema version {seen!r}, this specbuild reads {SCHEMA_VERSION}; {REBUILD}")
         if raw.get("seal") != seal_of(raw):
-            raise VerificationError(
-                f"{file}: edited after the build (seal {raw.get('seal')!r}, content {seal_of(raw)!r}); build it anew with `specbuild engine build --force`"
-            )
+            raise VerificationError(f"{file}: edited after the build (seal {raw.get('seal')!r}, content {seal_of(raw)!r}); {REBUILD}")
         try:
             return cls(path, Manifest.model_validate(raw))
         except ValidationError as error:
-            raise BundleError(f"{file}: {error.errors()[0]['msg']}; build it anew with `specbuild engine build --force`") from error
+            raise BundleError(f"{file}: {error.errors()[0]['msg']}; {REBUILD}") from error
 
     def engine(self, role: str) -> EngineEntry:
         """The engine that has ``role``.
@@ -202,21 +215,9 @@ class Bundle:
             if entry.role == role:
                 return entry
         roles = ", ".join(entry.role for entry in self.manifest.engines)
-        raise BundleError(f"{self.path}: no {role!r} engine (it has: {roles}); add a `speculation.draft` section to the recipe and build again")
-
-    def check_version(self, entry: EngineEntry, installed: str) -> None:
-        """Compare the version of the library that compiled an engine with the one that would run it: plans of TensorRT hold
-        for exactly one version, graphs of ONNX Runtime for one minor version (another may fuse and round differently).
-
-        Raises:
-            VerificationError: they differ.
-        """
-        parts = 2 if entry.backend == "onnxruntime" else None
-        if entry.version.split(".")[:parts] != installed.split(".")[:parts]:
-            raise VerificationError(
-                f"{self.path}: the {entry.role} engine was built for {entry.flavour} {entry.version}, installed is {installed}; "
-                f"install that version, or build it anew with `specbuild engine build --force`"
-            )
+        raise BundleError(
+            f"{self.path}: no {role!r} engine (it has: {roles}); add a `speculation.draft` section to the recipe and build again"
+        )
 
     def verify_files(self) -> None:
         """Compare every file with its digest.
@@ -228,4 +229,4 @@ class Bundle:
             file = self.path / name
             seen = file_digest(file) if file.is_file() else "missing"
             if seen != digest:
-                raise VerificationError(f"{file}: sha256 is {seen}, the manifest says {digest}; build it anew with `specbuild engine build --force`")
+                raise VerificationError(f"{file}: sha256 is {seen}, the manifest says {digest}; {REBUILD}")

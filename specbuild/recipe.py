@@ -37,39 +37,41 @@ class Section(BaseModel):
 class TargetSection(Section):
     """The model whose output is reproduced."""
 
-    precision: Precision = Field("int8", description="Weights of the target engine.")
-    max_batch_size: int = Field(8, ge=1, le=1024, description="Sequences that one pass may hold.")
-    max_seq_len: int = Field(2048, ge=16, description="Tokens of a sequence, prompt and output together.")
+    precision: Precision = Field(default="int8", description="Weights of the target engine.")
+    max_batch_size: int = Field(default=8, ge=1, le=1024, description="Sequences that one pass may hold.")
+    max_seq_len: int = Field(default=2048, ge=16, description="Tokens of a sequence, prompt and output together.")
     config: dict[str, Any] | None = Field(
-        None, description="Hugging Face config keys of the checkpoint: lets a plan be made without it; a build checks them."
+        default=None, description="Hugging Face config keys of the checkpoint: lets a plan be made without it; a build checks them."
     )
 
 
 class DraftSection(Section):
     """The model that proposes tokens."""
 
-    checkpoint: str | None = Field(None, description="Where the draft comes from; empty: the target's own checkpoint.")
-    precision: Precision = Field("int4", description="Weights of the draft engine.")
-    config: dict[str, Any] | None = Field(None, description="As target.config, for the draft's checkpoint.")
+    checkpoint: str | None = Field(default=None, description="Where the draft comes from; empty: the target's own checkpoint.")
+    precision: Precision = Field(default="int4", description="Weights of the draft engine.")
+    config: dict[str, Any] | None = Field(default=None, description="As target.config, for the draft's checkpoint.")
 
 
 class SpeculationSection(Section):
     """How tokens are proposed and how proposals are verified."""
 
-    method: Method = Field("ngram", description="Proposer used when a request does not say otherwise.")
-    draft_len: int = Field(4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
-    max_draft_len: int = Field(7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
-    verification: Verification = Field("coupled", description="Lossless rule of acceptance.")
-    ngram_max: int = Field(3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
-    ngram_min: int = Field(1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
-    draft: DraftSection | None = Field(None, description="Draft model to build beside the target; empty: none.")
+    method: Method = Field(default="ngram", description="Proposer used when a request does not say otherwise.")
+    draft_len: int = Field(default=4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
+    max_draft_len: int = Field(default=7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
+    verification: Verification = Field(default="coupled", description="Lossless rule of acceptance.")
+    ngram_max: int = Field(default=3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
+    ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
+    draft: DraftSection | None = Field(default=None, description="Draft model to build beside the target; empty: none.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.method == "draft_model" and self.draft is None:
             raise ValueError("method 'draft_model' needs a 'draft' section; add `draft: {}` for the target's own int4 build")
         if self.draft_len > self.max_draft_len:
-            raise ValueError(f"draft_len {self.draft_len} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former")
+            raise ValueError(
+                f"draft_len {self.draft_len} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former"
+            )
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}; swap or lower it")
         return self
@@ -79,14 +81,14 @@ class TensorRTSection(Section):
     """What only the TensorRT compilers read."""
 
     compute_capabilities: tuple[ComputeCapability, ...] = Field(
-        (), description="GPU generations a plan is compiled for, such as sm89; empty: the GPU present (mainline only)."
+        default=(), description="GPU generations a plan is compiled for, such as sm89; empty: the GPU present (mainline only)."
     )
-    max_prefill_len: int = Field(512, ge=1, description="New tokens of the prefill profile; longer prompts go in pieces.")
-    workspace_mib: int = Field(2048, ge=1, description="Scratch memory the builder may plan with, MiB.")
-    timing_cache: bool = Field(False, description="Keep kernel timings between builds (needs a GPU).")
-    refit: bool = Field(False, description="Leave weights replaceable in the plan (needs a GPU to build).")
-    strip_weights: bool = Field(False, description="Leave weights out of the plan (needs a GPU to build).")
-    version_compatible: bool = Field(False, description="Let later TensorRT versions load the plan (needs a GPU to build).")
+    max_prefill_len: int = Field(default=512, ge=1, description="New tokens of the prefill profile; longer prompts go in pieces.")
+    workspace_mib: int = Field(default=2048, ge=1, description="Scratch memory the builder may plan with, MiB.")
+    timing_cache: bool = Field(default=False, description="Keep kernel timings between builds (needs a GPU).")
+    refit: bool = Field(default=False, description="Leave weights replaceable in the plan (needs a GPU to build).")
+    strip_weights: bool = Field(default=False, description="Leave weights out of the plan (needs a GPU to build).")
+    version_compatible: bool = Field(default=False, description="Let later TensorRT versions load the plan (needs a GPU to build).")
 
 
 class Recipe(Section):
@@ -94,7 +96,7 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the bundle: lower case, digits, '.', '_', '-'.")
     checkpoint: str = Field(min_length=1, description="A folder, a .gguf file, package:NAME or hf:ORG/NAME.")
-    backend: Backend = Field("onnxruntime", description="Compiler and runtime of the engines.")
+    backend: Backend = Field(default="onnxruntime", description="Compiler and runtime of the engines.")
     target: TargetSection = Field(default_factory=TargetSection)
     speculation: SpeculationSection = Field(default_factory=SpeculationSection)
     tensorrt: TensorRTSection = Field(default_factory=TensorRTSection)

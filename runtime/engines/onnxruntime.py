@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from specbuild.bundle import EngineEntry
+from specbuild.bundle import REBUILD, EngineEntry
 from specbuild.errors import BundleError, CapacityError
 
 from ..engine import KvStorage, Step
@@ -35,7 +35,9 @@ class OnnxRuntimeStorage:
 
     def resize(self, view: int, lengths: NDArray[np.int64]) -> None:
         if view > self._entry.capacity:
-            raise CapacityError(f"the pass needs {view} cache positions, the engine was built for {self._entry.capacity}; raise target.max_seq_len")
+            raise CapacityError(
+                f"the pass needs {view} cache positions, the engine was built for {self._entry.capacity}; raise target.max_seq_len"
+            )
         view = min(-(-view // VIEW_STEP) * VIEW_STEP, self._entry.capacity)
         if view == self.view:
             return
@@ -56,6 +58,7 @@ class OnnxRuntimeEngine:
     """A session and, for each run of rows that is passed over, a binding whose cache pointers are set once."""
 
     def __init__(self, path: Path, entry: EngineEntry, *, threads: int | None = None) -> None:
+        entry.check_version(ort.__version__)
         self.entry = entry
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -65,7 +68,7 @@ class OnnxRuntimeEngine:
         try:
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own pybind classes, all straight from Exception
-            raise BundleError(f"{path}: onnxruntime {ort.__version__} does not load it ({error}); build it anew with `specbuild engine build --force`") from error
+            raise BundleError(f"{path}: onnxruntime {ort.__version__} does not load it ({error}); {REBUILD}") from error
         self._logits = np.empty(0, np.float32)
 
     def new_storage(self, rows: int) -> OnnxRuntimeStorage:

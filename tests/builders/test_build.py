@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_checkpoint import save_tiny
 
-from specbuild.builders.build import Prober, build
+from specbuild.builders.build import build
+from specbuild.builders.engines import Prober
 from specbuild.builders.store import Store
 from specbuild.bundle import Bundle, EngineEntry, Probe
 from specbuild.errors import BuildError, EnvironmentLacksError, VerificationError
@@ -102,6 +103,25 @@ def test_each_engine_is_measured_against_float32_and_that_is_removed(tmp_path: P
     assert not any("reference" in name for name in names(bundle.path))
 
 
+def test_a_float32_engine_of_the_pair_is_the_one_to_compare_with(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    probe, said = FakeProbe(), list[str]()
+    target = {"precision": "float32", "max_seq_len": 64}
+    build(recipe(tiny_checkpoint, target=target), store=Store(tmp_path / "store"), probe=probe, progress=said.append)
+    assert probe.asked == [("target", "float32", None), ("draft", "int4", "float32")]
+    assert sum(message.startswith("compiling") for message in said) == 2
+
+
+def test_a_draft_that_is_the_target_shares_its_engine(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    probe = FakeProbe()
+    target = {"precision": "int4", "max_seq_len": 64}
+    bundle = build(recipe(tiny_checkpoint, target=target), store=Store(tmp_path / "store"), probe=probe).bundle
+    target_entry, draft_entry = bundle.manifest.engines
+    assert draft_entry == target_entry.model_copy(update={"role": "draft"})
+    assert target_entry.probe is not None
+    assert probe.asked == [("target", "int4", "float32")]
+    assert sorted(path.name for path in (bundle.path / "engines").iterdir()) == ["target"]
+
+
 def test_an_engine_that_cannot_run_here_is_built_and_not_measured(tmp_path: Path, tiny_checkpoint: Path) -> None:
     def absent(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Probe:
         raise EnvironmentLacksError("no GPU")
@@ -138,13 +158,13 @@ def test_an_edited_bundle_is_refused_and_force_mends_it(tmp_path: Path, tiny_che
 def test_an_engine_built_for_another_version_is_refused(tmp_path: Path, tiny_checkpoint: Path) -> None:
     bundle = build(recipe(tiny_checkpoint), store=Store(tmp_path / "store")).bundle
     entry = bundle.engine("target").model_copy(update={"version": "1.32.0"})
-    bundle.check_version(entry, "1.32.9")
-    with pytest.raises(VerificationError, match=r"target engine was built for onnxruntime 1\.32\.0, installed is 1\.33\.0; install that"):
-        bundle.check_version(entry, "1.33.0")
+    entry.check_version("1.32.9")
+    with pytest.raises(EnvironmentLacksError, match=r"target engine was built for onnxruntime 1\.32\.0, installed is 1\.33\.0; install that"):
+        entry.check_version("1.33.0")
     plan = entry.model_copy(update={"backend": "tensorrt-rtx", "flavour": "tensorrt_rtx", "version": "1.7.1.116"})
-    bundle.check_version(plan, "1.7.1.116")
-    with pytest.raises(VerificationError, match=r"tensorrt_rtx 1\.7\.1\.116, installed is 1\.7\.1\.120"):
-        bundle.check_version(plan, "1.7.1.120")
+    plan.check_version("1.7.1.116")
+    with pytest.raises(EnvironmentLacksError, match=r"tensorrt_rtx 1\.7\.1\.116, installed is 1\.7\.1\.120"):
+        plan.check_version("1.7.1.120")
 
 
 @pytest.mark.parametrize("probe", [None, FakeProbe()])
@@ -153,7 +173,7 @@ def test_too_little_room_is_found_before_compiling(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100_000))
-    monkeypatch.setattr("specbuild.builders.build._compile", lambda *rest: pytest.fail("compiled"))
+    monkeypatch.setattr("specbuild.builders.build.compile_engines", lambda *rest: pytest.fail("compiled"))
     store = Store(tmp_path / "store")
     with pytest.raises(BuildError) as refused:
         build(recipe(tiny_checkpoint), store=store, probe=probe)

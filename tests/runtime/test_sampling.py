@@ -224,7 +224,6 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         ({"stop": "END"}, "stop is the string 'END'"),
         ({"stop": [""]}, "at least one character"),
         ({"logprobs": 21}, "logprobs is 21, but must be at least 0 and at most 20"),
-        ({"speculation": "ngrm"}, "Did you mean 'ngram'?"),
         ({"draft_len": 0}, "draft_len is 0"),
         ({"speculation": "off", "draft_len": 3}, "speculation is 'off'"),
     ],
