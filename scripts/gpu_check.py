@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from specbuild import config
-from specbuild.builders.build import Prober, build
+from specbuild.builders.build import build
 from specbuild.builders.compilers.tensorrt import RTX_CAPABILITIES
+from specbuild.builders.engines import Prober
 from specbuild.builders.store import Store
 from specbuild.bundle import Bundle, EngineEntry, Probe
 from specbuild.errors import EnvironmentLacksError, SpecbuildError, VerificationError

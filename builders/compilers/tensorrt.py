@@ -184,7 +184,8 @@ class _Build:
                 config.set_compute_capability(getattr(trt.ComputeCapability, name.upper()), index)
         if options.timing_cache:
             known = self._timings.read_bytes() if self._timings.is_file() else b""
-            config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+            if not config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False):  # made by another driver
+                config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
         wanted = profiles(max_batch_size=self.job.max_batch_size, max_step=shape.max_step, max_prefill=shape.max_prefill)
         add_to(config, builder, network, wanted)
         return config
