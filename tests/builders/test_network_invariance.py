@@ -88,3 +88,14 @@ def test_rows_keep_their_bits_in_a_real_model(tmp_path: Path) -> None:
     engine = compile_cpu(spec, weights, "int4", tmp_path)
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, (4, LENGTH))
     check_all(spec, tmp_path / engine.file, tokens)
+
+    # A prompt in one piece or in several leaves the same cache, to the bit.
+    prompt = np.random.default_rng(2).integers(0, spec.vocab_size, (1, 150))
+    session, caches = open_session(tmp_path / engine.file), []
+    for size in (150, 64, 17):
+        sequences = Sequences(spec, session, view=150)
+        for i in range(0, 150, size):
+            sequences.step(prompt[:, i : i + size], i, rows=[0])
+        caches.append(sequences.cache)
+    for cache in caches[1:]:
+        assert all(np.array_equal(cache[name], caches[0][name]) for name in cache)
