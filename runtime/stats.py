@@ -21,6 +21,8 @@ class RequestStats:
     """Accepted / drafted; 0 when nothing was drafted."""
     acceptance_by_position: tuple[float, ...]
     """Conditional: accepted at i / drafts that reached i."""
+    reached_by_position: tuple[int, ...]
+    """Drafts that reached i: what weighs a rate when those of several requests are averaged."""
     prefill_seconds: float
     decode_seconds: float
     engine_seconds: float
@@ -47,17 +49,17 @@ class RequestCounter:
     engine_seconds: float = 0.0
     draft_seconds: float = 0.0
 
-    def observe(self, *, emitted: int, drafted: int, depth: int, accepted: int) -> None:
-        """A round that drafted ``drafted`` tokens on ``depth`` levels, emitted ``emitted`` and, among them, ``accepted`` draft tokens.
+    def observe(self, *, emitted: int, drafted: int, accepted: int, failed: bool) -> None:
+        """A round that drafted ``drafted`` tokens, emitted ``emitted`` and, among them, ``accepted`` draft tokens.
 
-        Position i was reached when everything before it was accepted and emitted: a draft that a stop cut short did not fail there.
+        Position i was reached when everything before it was accepted and emitted. ``failed``: the draft went on after the accepted
+        tokens, and what it had there was rejected; a draft that was kept whole, or that a stop cut short, did not fail.
         """
         self.rounds += 1
         self.emitted += emitted
         self.drafted += drafted
         self.accepted += accepted
-        cut_short = emitted == accepted
-        reached = accepted if cut_short else min(accepted + 1, depth)
+        reached = accepted + failed
         while len(self.reached_at) < reached:
             self.reached_at.append(0)
             self.accepted_at.append(0)
@@ -76,6 +78,7 @@ class RequestCounter:
             mean_acceptance_length=self.emitted / self.rounds if self.rounds else 0.0,
             draft_acceptance_rate=self.accepted / self.drafted if self.drafted else 0.0,
             acceptance_by_position=tuple(a / r for a, r in zip(self.accepted_at, self.reached_at, strict=True)),
+            reached_by_position=tuple(self.reached_at),
             prefill_seconds=self.prefill_seconds,
             decode_seconds=self.decode_seconds,
             engine_seconds=self.engine_seconds,

@@ -37,6 +37,11 @@ class Tokenizer:
     def _token(self, token: int | None) -> str:
         return "" if token is None else self._fast.id_to_token(token) or ""
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint came with one."""
+        return self._template is not None
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of ``text``; ``special`` adds what the checkpoint's tokenizer puts around a text (a BOS, say)."""
         ids: list[int] = self._fast.encode(text, add_special_tokens=special).ids
