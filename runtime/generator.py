@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from os import PathLike
@@ -88,6 +89,8 @@ class Generator:
         # A padded pass writes max_draft_len + 1 positions wherever it starts.
         self._loop = Loop(Scheduler(self._rows, entry.max_seq_len, entry.max_step - 1), Verifier(target), self._proposer)
         self._ids = count()
+        self._inboxes: dict[Hashable, deque[Emission]] = {}
+        """Of each sequence that some stream still waits for: streams taken in turns share their rounds."""
 
     @classmethod
     def open(cls, path: str | PathLike[str], **options: Any) -> Generator:
@@ -143,16 +146,23 @@ class Generator:
     def _stream(self, sequences: Sequence[Running]) -> Iterator[Delta]:
         places = {sequence.id: index for index, sequence in enumerate(sequences)}
         answers = [_Answer(sequence) for sequence in sequences]
+        inbox: deque[Emission] = deque()
         try:
             for sequence in sequences:
+                self._inboxes[sequence.id] = inbox
                 self._loop.scheduler.submit(sequence)
             while places:
-                for emission in self._loop.round():
-                    index = places[emission.id]
-                    if emission.finish_reason is not None:
-                        del places[emission.id]
-                    yield answers[index].take(index, emission)
+                while not inbox:
+                    for emission in self._loop.round():
+                        self._inboxes[emission.id].append(emission)
+                emission = inbox.popleft()
+                index = places[emission.id]
+                if emission.finish_reason is not None:
+                    del places[emission.id]
+                yield answers[index].take(index, emission)
         finally:
+            for sequence in sequences:
+                self._inboxes.pop(sequence.id, None)
             for owner in places:
                 self._loop.cancel(owner)
 
@@ -160,6 +170,10 @@ class Generator:
         tokens = self.encode(prompt)
         vocabulary = self.bundle.manifest.vocabulary
         params.check(vocabulary.size)
+        # Found out in the middle of a round, it would end everybody's.
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else vocabulary.eos_token_ids)} if params.min_tokens else set()
+        if len(ends | {word[-1] for word in params.bad_words}) >= vocabulary.size:
+            raise RequestError("bad_words and min_tokens together can forbid every token; allow at least one")
         limit = self.entry.max_seq_len
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")

@@ -67,8 +67,8 @@ class KvCache:
         self._lengths[self.live - 1] = 0
         return self.live - 1
 
-    def make_room(self, step: int, *, at_least: int = 0) -> int:
-        """Make the view long enough for ``step`` new positions on every held row, and ``at_least``; returns the view.
+    def make_room(self, step: int, *, owner: Hashable | None = None, at_least: int = 0) -> int:
+        """Make the view long enough for ``step`` new positions on every held row (or on ``owner``'s alone), and ``at_least``; returns the view.
 
         A view that became more than twice too long (a long sequence has left) is shortened: attention reads all of it.
 
@@ -76,7 +76,8 @@ class KvCache:
             CapacityError: a row would pass the engine's capacity.
         """
         floor = self._entry.capacity if self._entry.static_view else at_least
-        needed = max(int(self._lengths[: self.live].max(initial=0)) + step, floor)
+        longest = int(self._lengths[: self.live].max(initial=0))
+        needed = max(longest, (longest if owner is None else self.length(owner)) + step, floor)
         if needed > self.storage.view or self.storage.view > 2 * needed + 64:
             self.storage.resize(needed, self._lengths[: self.live])
         return self.storage.view

@@ -24,15 +24,17 @@ class Loop:
         self._began: dict[Hashable, tuple[float, float, float]] = {}
 
     def round(self) -> list[Emission]:
-        """One emission for each running sequence; those that ended leave."""
+        """One emission for each running sequence, none when there is none; those that ended leave."""
         self._admit()
         plan = self.scheduler.plan()
+        if not plan.sequences:
+            return []
         self.verifier.check(plan)
         drafts = self._propose(plan)
         scores = self.verifier.score(plan, drafts)
         verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
         self.verifier.commit(plan, verdicts)
-        emissions = [s.take(v, r, d.depth) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
+        emissions = [s.take(v, r, d) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
         self._clock(plan.sequences)
         self._retire([sequence for sequence in plan.sequences if sequence.finish_reason is not None])
         return emissions
@@ -75,7 +77,7 @@ class Loop:
         self.verifier.retire(sequence)
         if sequence.request.method != "off":
             self._proposer(sequence.request.method).retire(sequence)
-        del self._began[sequence.id]
+        self._began.pop(sequence.id, None)
 
     def _now(self, sequence: Running) -> tuple[float, float, float]:
         """Wall clock, seconds inside engines and seconds proposing, as the sequence sees them."""

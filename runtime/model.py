@@ -47,7 +47,7 @@ class CachedModel:
         for start in range(0, len(tokens), piece):
             part = tuple(tokens[start : start + piece])
             row = self.cache.row(owner)
-            view = self.cache.make_room(len(part), at_least=self._fixed_view)
+            view = self.cache.make_room(len(part), owner=owner, at_least=self._fixed_view)
             self._forward(self._step({row: Feed(part)}, range(row, row + 1), len(part), view), row)
             self.cache.commit(owner, np.arange(len(part)))
 

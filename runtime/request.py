@@ -94,7 +94,7 @@ class Running:
         """Acceptance of ``draft`` by the target's logits ``rows`` [1 + len(draft), V]; nothing changes yet."""
         return self.rule.judge(self.transforms.laws(rows, draft, self.context), draft, self.randomness)
 
-    def take(self, verdict: Verdict, rows: NDArray[np.float32], depth: int) -> Emission:
+    def take(self, verdict: Verdict, rows: NDArray[np.float32], draft: Draft) -> Emission:
         """Append the verdict's tokens until one of them ends the sequence; only those are emitted and counted."""
         texts: list[str] = []
         chances: list[Logprobs] = []
@@ -108,7 +108,8 @@ class Running:
             if self.finish_reason is not None:
                 break
         accepted = min(len(verdict.accepted), taken)
-        self.counter.observe(emitted=taken, drafted=verdict.drafted, depth=depth, accepted=accepted)
+        failed = taken > accepted and bool(draft.children(nodes[-1]))
+        self.counter.observe(emitted=taken, drafted=verdict.drafted, accepted=accepted, failed=failed)
         return Emission(self.id, verdict.tokens[:taken], accepted, "".join(texts), tuple(chances), self.finish_reason)
 
     def _append(self, token: int) -> str:

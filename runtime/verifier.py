@@ -59,5 +59,6 @@ class Verifier:
             self._target.cache.commit(sequence.id, np.array([0, *(node + 1 for node in verdict.accepted)]))
 
     def retire(self, sequence: Running) -> None:
-        """Take the row of ``sequence`` back."""
-        self._target.cache.release(sequence.id)
+        """Take the row of ``sequence`` back, if it came to have one."""
+        if sequence.id in self._target.cache.owners:
+            self._target.cache.release(sequence.id)

@@ -39,5 +39,5 @@ class Proposer(Protocol):
         ...
 
     def retire(self, sequence: Running) -> None:
-        """A sequence leaves, at whatever point of a round."""
+        """A sequence leaves, even one whose ``admit`` was interrupted or never came."""
         ...

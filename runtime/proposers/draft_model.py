@@ -59,30 +59,37 @@ class DraftModelProposer:
         while going:
             logits = self._model.feed(feeds)
             for branch in going:
-                owner = branch.sequence.id
-                self._model.cache.commit(owner, np.arange(len(feeds[owner].tokens)))
-                self._rows[owner].guessed += branch.tokens[-1:]
-                self._choose(branch, logits[owner][0])
+                self._keep(branch.sequence, feeds[branch.sequence.id].tokens, guessed=bool(branch.tokens))
+            for branch in going:
+                self._choose(branch, logits[branch.sequence.id][0])
             going = [branch for branch in going if branch.missing]
             feeds = {branch.sequence.id: Feed((branch.tokens[-1],), wanted=(0,)) for branch in going}
         return [branch.draft() for branch in branches]
 
     def retire(self, sequence: Running) -> None:
-        self._model.cache.release(sequence.id)
-        del self._rows[sequence.id]
+        if self._rows.pop(sequence.id, None) is not None:
+            self._model.cache.release(sequence.id)
 
     def _catch_up(self, sequence: Running) -> Feed:
         """Drop what was rejected; the first pass feeds what is missing: one token, or two after full acceptance."""
         row = self._rows[sequence.id]
-        row.agreed += _common_prefix(row.guessed, sequence.tokens[row.agreed :])
+        # The last token is fed again even if it was guessed: the draft goes on from its logits.
+        row.agreed += _common_prefix(row.guessed, sequence.tokens[row.agreed : -1])
         row.guessed.clear()
         self._model.cache.truncate(sequence.id, row.agreed)
         if len(sequence.tokens) - row.agreed > self._model.engine.entry.max_step:
             self._read(sequence, sequence.tokens[row.agreed : -1])
         missing = tuple(sequence.tokens[row.agreed :])
-        assert missing, "the last token was fed before it was emitted"
-        row.agreed += len(missing)
         return Feed(missing, wanted=(len(missing) - 1,))
+
+    def _keep(self, sequence: Running, tokens: Sequence[int], *, guessed: bool) -> None:
+        """What the pass has written becomes valid, and the row says what it is."""
+        self._model.cache.commit(sequence.id, np.arange(len(tokens)))
+        row = self._rows[sequence.id]
+        if guessed:
+            row.guessed += tokens
+        else:
+            row.agreed += len(tokens)
 
     def _read(self, sequence: Running, tokens: Sequence[int]) -> None:
         self._model.prefill(sequence.id, tokens)

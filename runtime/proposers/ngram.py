@@ -62,4 +62,4 @@ class NgramProposer:
         return Draft.chain(copied)
 
     def retire(self, sequence: Running) -> None:
-        del self._indexes[sequence.id]
+        self._indexes.pop(sequence.id, None)
