@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from specbuild import config
 from specbuild.builders.build import build
 from specbuild.builders.compilers.tensorrt import RTX_CAPABILITIES
-from specbuild.builders.engines import Prober
 from specbuild.builders.store import Store
 from specbuild.bundle import Bundle, EngineEntry, Probe
 from specbuild.errors import EnvironmentLacksError, SpecbuildError, VerificationError
@@ -30,6 +29,8 @@ from specbuild.probe import probe
 from specbuild.runtime.engines.tensorrt_plan import require_gpu
 from specbuild.runtime.generator import Completion, Generator
 from specbuild.runtime.sampling import SamplingParams
+
+Prober = Callable[[Path, EngineEntry, EngineEntry | None], Probe]
 
 PROMPTS = (
     "The capital of France is",
