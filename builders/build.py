@@ -8,33 +8,25 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import specbuild
-from specbuild.bundle import MANIFEST, Bundle, EngineEntry, Manifest, Probe, Vocabulary, file_digest
-from specbuild.errors import BuildError, EnvironmentLacksError
+from specbuild.bundle import MANIFEST, Bundle, EngineEntry, Manifest, Vocabulary, file_digest
+from specbuild.errors import BuildError
 from specbuild.recipe import Recipe
 
-from .architectures import family
 from .checkpoint import Checkpoint, TokenizerFiles
-from .compilers.base import CompileJob, Compiler, Role
+from .engines import Prober, Progress, compared, compile_engines, measure
 from .facts import ModelFacts
-from .network.decoder import decoder
 from .plan import BuildPlan
 from .plan import engine_bytes as estimate
 from .preparation import Preparation, prepare
 from .store import Store
-from .weights import CheckpointWeights
 
-Prober = Callable[[Path, EngineEntry, EngineEntry | None], Probe]
-"""(folder, engine, the float32 engine of the same model or None) → what was measured; files are relative to the folder."""
-Progress = Callable[[str], None]
-
-_REFERENCE = ".reference"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -67,7 +59,9 @@ def build(
         if not force and store.path(folder).exists():  # another process built it while this one waited
             return BuildResult(_opened(store.path(folder), recipe), built=False)
         _check_room(store, preparation, probe is not None)
-        engines = tuple(_engine(preparation, role, staging, probe, progress) for role in preparation.models)
+        engines = compile_engines(preparation, staging, progress)
+        if probe is not None:
+            engines = measure(engines, preparation, staging, probe, progress)
         progress("writing the manifest")
         _write_tokenizer(preparation.checkpoints["target"].tokenizer, staging / "tokenizer")
         manifest = _manifest(preparation, engines, staging)
@@ -79,63 +73,6 @@ def build(
 def _opened(path: Path, recipe: Recipe) -> Bundle:
     bundle = Bundle.open(path)
     return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"recipe": recipe}))
-
-
-def _engine(preparation: Preparation, role: Role, staging: Path, probe: Prober | None, progress: Progress) -> EngineEntry:
-    step = next(step for step in preparation.plan.steps if step.role == role)
-    progress(f"compiling the {role}: {step.checkpoint} as {step.precision}")
-    entry = _compile(preparation, role, step.job, staging, Path("engines") / role)
-    if probe is None:
-        return entry
-    reference = None
-    if _wants_reference(preparation.compiler, step.job):
-        progress(f"compiling the {role} in float32 to compare with")
-        reference = _compile(preparation, role, dataclasses.replace(step.job, precision="float32"), staging, Path(_REFERENCE))
-    progress(f"measuring the {role}")
-    try:
-        return entry.model_copy(update={"probe": probe(staging, entry, reference)})
-    except EnvironmentLacksError as error:  # a plan for a GPU that is elsewhere: built here, measured where it runs
-        progress(f"not measured: {error}")
-        return entry
-    finally:
-        shutil.rmtree(staging / _REFERENCE, ignore_errors=True)
-
-
-def _wants_reference(compiler: Compiler, job: CompileJob) -> bool:
-    """Whether there is a float32 engine to compare with: on the CPU, for weights that are not float32 already."""
-    return compiler.name == "onnxruntime" and job.precision != "float32"
-
-
-def _compile(preparation: Preparation, role: Role, job: CompileJob, staging: Path, folder: Path) -> EngineEntry:
-    model, checkpoint, compiler = preparation.models[role], preparation.checkpoints[role], preparation.compiler
-    shape = compiler.shape(job)
-    weights = CheckpointWeights(checkpoint, model.spec, family(checkpoint.config["model_type"]))
-    graph = decoder(model.spec, weights, capacity=shape.graph_capacity, positions=shape.capacity)
-    (staging / folder).mkdir(parents=True)
-    compiled = compiler.compile(graph, job, staging / folder)
-    spec = model.spec
-    return EngineEntry(
-        role=role,
-        file=(folder / compiled.file).as_posix(),
-        backend=compiler.name,
-        flavour=compiler.flavour,
-        version=compiler.version(),
-        compute_capabilities=compiled.shape.compute_capabilities,
-        precision=job.precision,
-        kv_dtype=compiled.shape.kv_dtype,
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        sliding_window=spec.sliding_window,
-        max_batch_size=job.max_batch_size,
-        max_seq_len=job.max_seq_len,
-        capacity=compiled.shape.capacity,
-        static_view=compiled.shape.static_view,
-        max_step=compiled.shape.max_step,
-        max_prefill=compiled.shape.max_prefill,
-    )
 
 
 def _write_tokenizer(files: TokenizerFiles, folder: Path) -> None:
@@ -176,11 +113,11 @@ def _vocabulary(model: ModelFacts, checkpoint: Checkpoint) -> Vocabulary:
 
 
 def _bytes_needed(preparation: Preparation, probed: bool) -> int:
-    """What the store holds at the fullest moment: all engines and the largest float32 engine to compare with."""
+    """What the store holds at the fullest moment: all engines and the float32 ones to compare with."""
     plan, models = preparation.plan, preparation.models
-    compared = [step for step in plan.steps if probed and _wants_reference(preparation.compiler, step.job)]
-    references = (estimate(models[step.role].spec, "float32", width=4, positions=step.shape.capacity) for step in compared)
-    return plan.engine_bytes + max(references, default=0)
+    steps = {models[step.role].digest: step for step in plan.steps if probed and compared(step)}
+    references = (estimate(models[step.role].spec, "float32", width=4, positions=step.shape.capacity) for step in steps.values())
+    return plan.engine_bytes + sum(references)
 
 
 def _check_room(store: Store, preparation: Preparation, probed: bool) -> None:

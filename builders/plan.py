@@ -5,13 +5,14 @@ Pure. ``--dry-run`` prints it, ``build`` follows it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specbuild.bundle import SCHEMA_VERSION, canonical_json
-from specbuild.recipe import Precision, Recipe
+from specbuild.recipe import Backend, Precision, Recipe
 
 from .compilers.base import CompileJob, EngineShape, Role
 from .decoder_spec import DecoderSpec
@@ -57,9 +58,12 @@ class EngineStep:
     role: Role
     checkpoint: str
     precision: Precision
+    backend: Backend
     parameters: int
+    twin: Role | None
+    """An earlier step of the same checkpoint and job: its engine serves this role too."""
     engine_bytes: int
-    """Estimate, within some percent."""
+    """Estimate: the weights. A TensorRT plan has some tens of megabytes of kernels beside them. 0 with a twin."""
     kv_bytes_per_token: int
     """One token of one sequence, keys and values of all layers."""
     kv_bytes: int
@@ -108,6 +112,7 @@ class BuildPlan:
                     "checkpoint": step.checkpoint,
                     "precision": step.precision,
                     "parameters": step.parameters,
+                    "shares_engine_of": step.twin,
                     "engine_bytes": step.engine_bytes,
                     "kv_dtype": step.shape.kv_dtype,
                     "kv_bytes_per_token": step.kv_bytes_per_token,
@@ -127,11 +132,21 @@ class BuildPlan:
 
 def plan(recipe: Recipe, models: tuple[ModelFacts, ...], tools: ToolFacts) -> BuildPlan:
     """The plan for ``models`` (the target, then the draft if there is one)."""
-    steps = tuple(_step(recipe, model, tools.shapes[model.role]) for model in models)
+    steps = tuple(_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models)
     return BuildPlan(recipe, tools.flavour, tools.version, steps, _digest(recipe, models, tools))
 
 
-def _step(recipe: Recipe, model: ModelFacts, shape: EngineShape) -> EngineStep:
+def _twin(recipe: Recipe, model: ModelFacts, models: tuple[ModelFacts, ...]) -> Role | None:
+    """The earlier role whose engine would be the very same: an int4 target that drafts for itself, say."""
+    job = CompileJob.of(recipe, model.role)
+    for other in models[: models.index(model)]:
+        same_content = other.source == model.source if model.digest is None else other.digest == model.digest
+        if same_content and dataclasses.replace(CompileJob.of(recipe, other.role), role=model.role) == job:
+            return other.role
+    return None
+
+
+def _step(recipe: Recipe, model: ModelFacts, twin: Role | None, shape: EngineShape) -> EngineStep:
     job = CompileJob.of(recipe, model.role)
     width = 4 if shape.kv_dtype == "float32" else 2
     per_token = 2 * model.spec.num_layers * model.spec.num_kv_heads * model.spec.head_dim * width
@@ -139,8 +154,10 @@ def _step(recipe: Recipe, model: ModelFacts, shape: EngineShape) -> EngineStep:
         role=model.role,
         checkpoint=model.source,
         precision=job.precision,
+        backend=recipe.backend,
         parameters=parameters(model.spec),
-        engine_bytes=engine_bytes(model.spec, job.precision, width=width, positions=shape.capacity),
+        twin=twin,
+        engine_bytes=0 if twin else engine_bytes(model.spec, job.precision, width=width, positions=shape.capacity),
         kv_bytes_per_token=per_token,
         kv_bytes=per_token * job.max_batch_size * shape.capacity,
         job=job,

@@ -118,7 +118,8 @@ def check_vocabularies(target: ModelFacts, draft: ModelFacts) -> None:
             padding = f" (the tokenizer, the same in both, knows {target.tokenizer.size} ids; the rest is padding)"
         raise PreflightError(
             f"vocab_size is {ours} in target {target.source} and {theirs} in draft {draft.source}{padding}; "
-            f"resize the draft's embedding with transformers: model.resize_token_embeddings({ours}), save it, and set speculation.draft.checkpoint to the saved folder"
+            f"resize the draft's embedding with transformers: model.resize_token_embeddings({ours}), save it, "
+            "and set speculation.draft.checkpoint to the saved folder"
         )
 
 

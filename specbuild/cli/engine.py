@@ -168,7 +168,7 @@ def _print_plan(plan: BuildPlan, home: Any, as_json: bool) -> None:
         return
     rows = [
         [
-            f"{number}. compile {step.role}",
+            f"{number}. {f'use the {step.twin} as' if step.twin else 'compile'} {step.role}",
             step.checkpoint,
             step.precision,
             f"{step.parameters / 1e6:,.0f} M",

@@ -1,0 +1,104 @@
+"""The engines of a plan: each compiled once, whatever number of roles it has, then measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from specbuild.bundle import EngineEntry, Probe
+from specbuild.errors import EnvironmentLacksError
+
+from .architectures import family
+from .compilers.base import CompileJob, Role
+from .network.decoder import decoder
+from .plan import EngineStep
+from .preparation import Preparation
+from .weights import CheckpointWeights
+
+Prober = Callable[[Path, EngineEntry, EngineEntry | None], Probe]
+"""(folder, engine, the float32 engine of the same model or None) → what was measured; files are relative to the folder."""
+Progress = Callable[[str], None]
+Engines = tuple[EngineEntry, ...]
+
+_REFERENCES = ".references"
+
+
+def compile_engines(preparation: Preparation, staging: Path, progress: Progress) -> Engines:
+    """Compile every step of the plan into ``staging/engines/<role>``; a step with a twin shares the twin's engine."""
+    done: dict[Role, EngineEntry] = {}
+    for step in preparation.plan.steps:
+        if step.twin is not None:
+            done[step.role] = done[step.twin].model_copy(update={"role": step.role})
+            continue
+        progress(f"compiling the {step.role}: {step.checkpoint} as {step.precision}")
+        done[step.role] = _compile(preparation, step.job, staging, Path("engines") / step.role)
+    return tuple(done.values())
+
+
+def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Prober, progress: Progress) -> Engines:
+    """The same entries with what ``probe`` measured; engines that were compiled for another machine stay without.
+
+    Float32 engines to compare with are compiled beside the others, once a model, and removed.
+    """
+    probes: dict[Role, Probe | None] = {}
+    references: dict[str | None, EngineEntry] = {
+        preparation.models[step.role].digest: entry
+        for step, entry in zip(preparation.plan.steps, engines, strict=True)
+        if entry.precision == "float32"
+    }
+    for step, entry in zip(preparation.plan.steps, engines, strict=True):
+        if step.twin is not None:
+            probes[step.role] = probes[step.twin]
+            continue
+        digest = preparation.models[step.role].digest
+        if compared(step) and digest not in references:
+            progress(f"compiling the {step.role} in float32 to compare with")
+            job = dataclasses.replace(step.job, precision="float32")
+            references[digest] = _compile(preparation, job, staging, Path(_REFERENCES) / step.role)
+        progress(f"measuring the {step.role}")
+        try:
+            probes[step.role] = probe(staging, entry, references[digest] if compared(step) else None)
+        except EnvironmentLacksError as error:  # a plan for a GPU that is elsewhere
+            progress(f"not measured: {error}")
+            probes[step.role] = None
+    shutil.rmtree(staging / _REFERENCES, ignore_errors=True)
+    return tuple(entry.model_copy(update={"probe": found}) for entry, found in zip(engines, probes.values(), strict=True))
+
+
+def compared(step: EngineStep) -> bool:
+    """Whether a step's engine has a float32 one to be compared with: on the CPU, unless its weights are float32 anyway."""
+    return step.backend == "onnxruntime" and step.precision != "float32"
+
+
+def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: Path) -> EngineEntry:
+    model, checkpoint, compiler = preparation.models[job.role], preparation.checkpoints[job.role], preparation.compiler
+    shape = compiler.shape(job)
+    weights = CheckpointWeights(checkpoint, model.spec, family(checkpoint.config["model_type"]))
+    graph = decoder(model.spec, weights, capacity=shape.graph_capacity, positions=shape.capacity)
+    (staging / folder).mkdir(parents=True)
+    compiled = compiler.compile(graph, job, staging / folder)
+    spec = model.spec
+    return EngineEntry(
+        role=job.role,
+        file=(folder / compiled.file).as_posix(),
+        backend=compiler.name,
+        flavour=compiler.flavour,
+        version=compiler.version(),
+        compute_capabilities=compiled.shape.compute_capabilities,
+        precision=job.precision,
+        kv_dtype=compiled.shape.kv_dtype,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        sliding_window=spec.sliding_window,
+        max_batch_size=job.max_batch_size,
+        max_seq_len=job.max_seq_len,
+        capacity=compiled.shape.capacity,
+        static_view=compiled.shape.static_view,
+        max_step=compiled.shape.max_step,
+        max_prefill=compiled.shape.max_prefill,
+    )
