@@ -68,7 +68,7 @@ class KvCache:
         return self.live - 1
 
     def make_room(self, step: int, *, owner: Hashable | None = None, at_least: int = 0) -> int:
-        """Make the view long enough for ``step`` new positions on every held row (or on ``owner``'s alone), and ``at_least``; returns the view.
+        """Make the view long enough for ``step`` new positions on every held row, or on ``owner``'s, and ``at_least``; returns the view.
 
         A view that became more than twice too long (a long sequence has left) is shortened: attention reads all of it.
 
