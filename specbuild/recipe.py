@@ -87,8 +87,8 @@ class TensorRTSection(Section):
     workspace_mib: int = Field(default=2048, ge=1, description="Scratch memory the builder may plan with, MiB.")
     timing_cache: bool = Field(default=False, description="Keep kernel timings between builds (needs a GPU).")
     refit: bool = Field(default=False, description="Leave weights replaceable in the plan (needs a GPU to build).")
-    strip_weights: bool = Field(default=False, description="Leave weights out of the plan (needs a GPU to build).")
-    version_compatible: bool = Field(default=False, description="Let later TensorRT versions load the plan (needs a GPU to build).")
+    strip_weights: bool = Field(default=False, description="Leave weights out of the plan (refused: a bundle is self-contained).")
+    version_compatible: bool = Field(default=False, description="Let later TensorRT versions load the plan (refused: a bundle runs with the version that built it).")
 
 
 class Recipe(Section):
