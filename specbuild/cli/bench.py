@@ -1,0 +1,190 @@
+"""``specbuild bench``: which method pays on a file of prompts, and by how much."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specbuild.cli.output import JSON_OPTION, print_json, print_table, progress, say
+from specbuild.cli.sources import (
+    BUNDLE_OPTIONS,
+    CHAT_OPTION,
+    PROMPTS_HELP,
+    SAMPLING_OPTIONS,
+    bundle_source,
+    check_rule,
+    encode,
+    sampling_params,
+    with_options,
+)
+from specbuild.errors import RequestError, UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from specbuild.bench.measure import Run, Variant
+    from specbuild.bench.report import Row
+    from specbuild.bundle import Bundle
+    from specbuild.prompts import PromptItem
+
+COLUMNS = ("method", "draft_len", "batch", "task", "tok/s", "ratio", "spread", "τ", "accepted by position", "overhead", "identical")
+
+
+def listed(kind: type[str] | type[int]) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
+    """Reads an option's values, which are joined by commas; None where it was not given."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
+        try:
+            return None if value is None else tuple(kind(part.strip()) for part in value.split(","))
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is no list of whole numbers such as 2,4", ctx, param) from None
+
+    return read
+
+
+@click.command()
+@with_options(*BUNDLE_OPTIONS)
+@click.option("--prompts", "file", type=click.Path(path_type=Path), required=True, metavar="FILE.jsonl", help=PROMPTS_HELP)
+@CHAT_OPTION
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts of each task.")
+@click.option("--methods", callback=listed(str), metavar="LIST", help="Such as ngram,draft_model; default: all that the bundle has.")
+@click.option("--draft-len", "draft_lens", callback=listed(int), metavar="LIST", help="Such as 2,4; default: the recipe's.")
+@click.option(
+    "--batch", "batches", callback=listed(int), default="1", metavar="LIST", help="Prompts answered together, such as 1,4; default 1."
+)
+@with_options(*SAMPLING_OPTIONS)
+@JSON_OPTION
+def command(
+    reference: str | None,
+    folder: str | None,
+    settings: tuple[str, ...],
+    threads: int | None,
+    verification: str | None,
+    file: Path,
+    chat: bool | None,
+    limit: int | None,
+    methods: tuple[str, ...] | None,
+    draft_lens: tuple[int, ...] | None,
+    batches: tuple[int, ...],
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """The methods take turns prompt by prompt. `off`, plain decoding, is always among them: ratios are to it, and every output
+    must be its own (else the exit code is 4). The spread of a ratio is from the 5th to the 95th percentile, prompts drawn anew."""
+    from specbuild.prompts import read_prompts
+
+    params = sampling_params(sampling)
+    if params.seed is None:
+        params = dataclasses.replace(params, seed=0)
+    check_rule(verification)
+    open_bundle = bundle_source(reference, folder, settings)
+    items = first_of_each_task(read_prompts(file), limit)
+    bundle = open_bundle()
+    speculation = bundle.manifest.recipe.speculation
+    plan = _plan(bundle, methods, draft_lens or (speculation.draft_len,), batches)
+
+    from specbuild.bench.machine import machine
+    from specbuild.bench.measure import Case, measure
+    from specbuild.bench.report import report, verdict
+    from specbuild.runtime.generator import Generator
+
+    # The cache holds one generator: that of the batch being measured.
+    open_generator = functools.lru_cache(maxsize=1)(
+        lambda batch: Generator(bundle, batch=batch, verification=verification, threads=threads)
+    )
+    generator = open_generator(plan[0][0].batch)
+    for variant in plan[0]:
+        generator.stream([(0,)], variant.params(params))
+    cases = [Case(tokens, item.task) for item, tokens in zip(items, encode(generator, items, params, chat), strict=True)]
+    for note in generator.notes:
+        say(f"note: {note}")
+    with progress() as show:
+        runs = measure(open_generator, cases, plan, params, show)
+    rows = report(runs)
+    if as_json:
+        print_json({"rows": [record(row) for row in rows], "machine": machine(threads), "bundle": bundle.path})
+        say(verdict(rows))
+    else:
+        print_table(COLUMNS, map(cells, rows))
+        click.echo(verdict(rows))
+    refuse_differences(runs)
+
+
+def first_of_each_task(items: Sequence[PromptItem], limit: int | None) -> list[PromptItem]:
+    """The first ``limit`` items of each task, in their order; None: all."""
+    kept: list[PromptItem] = []
+    seen: dict[str | None, int] = {}
+    for item in items:
+        seen[item.task] = seen.get(item.task, 0) + 1
+        if limit is None or seen[item.task] <= limit:
+            kept.append(item)
+    return kept
+
+
+def record(row: Row) -> dict[str, Any]:
+    """A row as ``--json`` prints it."""
+    shown = dataclasses.asdict(row.variant) | dataclasses.asdict(row)
+    del shown["variant"], shown["acceptance_by_position"]
+    return shown
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table; its columns are ``COLUMNS``."""
+    variant = row.variant
+    accepted = " ".join(f"{rate:.2f}" for rate in row.acceptance_by_position) or "-"
+    return [
+        variant.method,
+        str(variant.draft_len or "-"),
+        str(variant.batch),
+        row.task,
+        f"{row.tokens_per_second:.1f}",
+        f"{row.speedup:.2f}",
+        f"{row.speedup_low:.2f}–{row.speedup_high:.2f}",
+        f"{row.mean_acceptance_length:.2f}",
+        accepted,
+        f"{row.overhead:.1%}",
+        "yes" if row.identical else "NO",
+    ]
+
+
+def refuse_differences(runs: Sequence[Run]) -> None:
+    """Compare every output with plain decoding.
+
+    Raises:
+        VerificationError: some differ; every variant that has any is named.
+    """
+    from specbuild.bench.report import plain_outputs
+
+    reference = plain_outputs(runs)
+    differing: dict[Variant, set[int]] = {}
+    for run in runs:
+        for case, completion in zip(run.cases, run.completions, strict=True):
+            if completion.token_ids != reference[case]:
+                differing.setdefault(run.variant, set()).add(case)
+    if differing:
+        seen = ", ".join(f"{variant} at batch {variant.batch} on {len(cases)}" for variant, cases in differing.items())
+        why = "a verification rule other than coupled does that when sampling, and an engine whose bits are not invariant"
+        raise VerificationError(f"output differs from plain decoding on some of the {len(reference)} prompts: {seen} ({why})")
+
+
+def _plan(bundle: Bundle, methods: Sequence[str] | None, draft_lens: Sequence[int], batches: Sequence[int]) -> list[list[Variant]]:
+    """The variants of each batch, the smallest batch first.
+
+    Raises:
+        RequestError: a batch that the engine does not take.
+    """
+    from specbuild.bench.measure import variants
+    from specbuild.runtime.proposers import METHODS
+
+    roles = {engine.role for engine in bundle.manifest.engines}
+    possible = [method for method in METHODS if method != "draft_model" or "draft" in roles]
+    largest = bundle.engine("target").max_batch_size
+    for batch in batches:
+        if not 1 <= batch <= largest:
+            raise RequestError(f"batch is {batch}, but the engine was built for 1 to {largest}; raise target.max_batch_size")
+    if any(length < 1 for length in draft_lens):
+        raise UsageError(f"draft_len is {min(draft_lens)}, but must be at least 1; `off` is always measured")
+    return [variants(methods or possible, draft_lens, batch) for batch in sorted(set(batches))]

