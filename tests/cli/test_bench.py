@@ -1,0 +1,136 @@
+"""``specbuild bench`` on a tiny bundle: the shape of its report, its exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specbuild.cli.main import run
+
+Command = Callable[..., tuple[int, str, str]]
+ROW = [
+    "method",
+    "draft_len",
+    "batch",
+    "task",
+    "tokens_per_second",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "mean_acceptance_length",
+    "overhead",
+    "identical",
+]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    documents = [{"id": n, "task": "xy"[n % 2], "turns": [f"prompt {n} prompt {n}"]} for n in range(6)]
+    file.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return file
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], tiny_bundle: Path, prompts: Path) -> Command:
+    """``specbuild bench`` on the tiny bundle and the prompts, 12 tokens each: exit code, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(["bench", "--bundle", str(tiny_bundle), "--prompts", str(prompts), "--max-tokens", "12", *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_json_has_the_documented_shape(command: Command, tiny_bundle: Path) -> None:
+    code, out, err = command("--json", "--draft-len", "2,4", "--batch", "2,1", "--limit", "2")
+    assert code == 0, err
+    report = json.loads(out)
+    assert list(report) == ["rows", "machine", "bundle"]
+    assert report["bundle"] == str(tiny_bundle)
+    assert report["machine"].keys() >= {"system", "processor", "cores", "threads", "python", "specbuild", "onnxruntime"}
+    assert all(list(row) == ROW for row in report["rows"])
+    measured = [("off", 0), ("ngram", 2), ("ngram", 4), ("draft_model", 2), ("draft_model", 4)]
+    expected = [(*variant, batch, task) for batch in (1, 2) for variant in measured for task in ("x", "y", "all")]
+    assert [(row["method"], row["draft_len"], row["batch"], row["task"]) for row in report["rows"]] == expected
+    for row in report["rows"]:
+        assert row["identical"] is True
+        assert row["tokens_per_second"] > 0
+        assert 0 <= row["overhead"] < 1
+        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        if row["method"] == "off":
+            assert (row["speedup"], row["speedup_low"], row["speedup_high"], row["mean_acceptance_length"]) == (1, 1, 1, 1)
+
+
+def test_a_table_and_a_last_line_in_plain_words(command: Command) -> None:
+    code, out, _ = command("--methods", "ngram", "--temperature", "0.9", "--top-p", "0.9")
+    lines = out.splitlines()
+    assert code == 0
+    for column in (
+        "method",
+        "draft_len",
+        "batch",
+        "task",
+        "tok/s",
+        "ratio",
+        "spread",
+        "τ",
+        "accepted by position",
+        "overhead",
+        "identical",
+    ):
+        assert column in out
+    cells = [line.split() for line in lines if line.strip().startswith(("off", "ngram"))]
+    assert [(row[0], row[3], row[-1]) for row in cells] == [(m, t, "yes") for m in ("off", "ngram") for t in ("x", "y", "all")]
+    assert lines[-1].startswith("batch 1: ")
+    assert "do not speculate" in lines[-1] or "ngram with draft_len 4 pays" in lines[-1]
+
+
+def test_differing_output_is_printed_and_ends_with_4(command: Command) -> None:
+    """Block verification keeps the law and not the tokens, so here they differ."""
+    code, out, err = command("--methods", "draft_model", "--verification", "block", "--temperature", "1", "--json")
+    assert code == 4
+    rows = {(row["method"], row["task"]): row["identical"] for row in json.loads(out)["rows"]}
+    assert rows["off", "all"] is True
+    assert rows["draft_model", "all"] is False
+    last = err.splitlines()[-1]
+    assert last.startswith(
+        "error: output differs from plain decoding on some of the 6 prompts: draft_model with draft_len 4 at batch 1 on "
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "ngram,drft_model"], "error: speculation method 'drft_model' is unknown. Did you mean 'draft_model'?"),
+        (["--draft-len", "2,8"], "error: draft_len is 8, but the engine verifies at most 7"),
+        (["--draft-len", "0"], "error: draft_len is 0, but must be at least 1; `off` is always measured"),
+        (["--batch", "1,5"], "error: batch is 5, but the engine was built for 1 to 4"),
+        (["--batch", "0"], "error: batch is 0"),
+        (["--temperature", "-1"], "error: temperature is -1.0"),
+        (["--verification", "x"], "error: verification rule 'x' is unknown."),
+        (["--prompts", "absent.jsonl"], "error: absent.jsonl: cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(command: Command, arguments: list[str], words: str) -> None:
+    code, out, err = command(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(words)
+
+
+@pytest.mark.parametrize("arguments", [["--draft-len", "two"], ["--batch", "1,,2"], ["--limit", "0"]])
+def test_what_is_no_number_is_wrong_usage(command: Command, arguments: list[str]) -> None:
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: specbuild bench" in err
+
+
+def test_a_prompt_that_does_not_fit_is_named_and_nothing_is_measured(command: Command, prompts: Path) -> None:
+    with prompts.open("a") as file:
+        file.write(json.dumps({"prompt": "x" * 1010}) + "\n")
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {prompts}:7: the prompt has 1028 tokens")

