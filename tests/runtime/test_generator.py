@@ -93,6 +93,19 @@ def test_a_stream_adds_up_to_its_answer(toys: Toys, method: str) -> None:
         assert seen == plainly(toys.target, generator, prompt, SamplingParams(**{**options, "logprobs": None})).tokens
 
 
+@pytest.mark.parametrize("end", ["length", "stop"])
+def test_text_held_back_for_a_stop_string_that_never_came_is_shown_at_the_end(toys: Toys, end: str) -> None:
+    """The last character might have begun the stop string."""
+    plain = plainly(toys.target, toys.generator(), [1, 2, 3], SamplingParams(**LONG))
+    last = next(place for place in range(3, 20) if plain.tokens[place] not in plain.tokens[:place])
+    begun = plain.text[last - 1]
+    ending = {"max_tokens": last} if end == "length" else {"stop_token_ids": [plain.tokens[last]]}
+    for method in ("off", "draft_model"):
+        params = SamplingParams(**{**LONG, **ending, "stop": [begun + "~"], "speculation": method})
+        completion = toys.generator().generate([[1, 2, 3]], params)[0]
+        assert (completion.text, completion.finish_reason) == (plain.text[:last], end)
+
+
 def test_rows_are_taken_in_the_order_of_asking(toys: Toys) -> None:
     generator = toys.generator(batch=2)
     firsts = list(dict.fromkeys(delta.index for delta in generator.stream([[1]] * 6, SamplingParams(**LONG))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ FEW = st.integers(0, 3)
 MODEL = ToyModel()
 
 
-def running(toys: Toys, prompt: Sequence[int], owner: int = 0, rule: str = "coupled", **options: object) -> Running:
-    params = SamplingParams(**{"seed": 7, **options})  # type: ignore[arg-type]
+def running(toys: Toys, prompt: Sequence[int], owner: int = 0, rule: str = "coupled", **options: Any) -> Running:
+    params = SamplingParams(**{"seed": 7, **options})
     return Running(Request(owner, tuple(prompt), params, 7, "any", 4), rule, toys.generator().tokenizer, VOCABULARY, (EOS,))
 
 
@@ -102,13 +103,24 @@ def expected_draft(sequence: Running, length: int, window: int | None = None) ->
     return Draft.chain(tokens, laws)
 
 
+PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 2.0, "bad_words": [[3, 4], [5, 5]]}
+
+
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), rule=st.sampled_from(["coupled", "block", "token"]), window=st.sampled_from([None, 4]))
-def test_a_draft_model_drafts_from_the_whole_text_whatever_happened(toys: Toys, data: st.DataObject, rule: str, window: int | None) -> None:
+@given(
+    data=st.data(),
+    rule=st.sampled_from(["coupled", "block", "token"]),
+    window=st.sampled_from([None, 4]),
+    options=st.sampled_from([{}, PENALTIES]),
+)
+def test_a_draft_model_drafts_from_the_whole_text_whatever_happened(
+    toys: Toys, data: st.DataObject, rule: str, window: int | None, options: dict[str, Any]
+) -> None:
     """Rounds that keep none, some or all of the draft, end in the very token that was drafted or pass by unasked, beside neighbours."""
     engine = ToyEngine(MODEL, toy_entry("draft", MODEL, sliding_window=window))
     proposer = DraftModelProposer(CachedModel(engine, 3))
-    sequences = [running(toys, data.draw(st.lists(st.integers(0, 23), min_size=1, max_size=20)), owner, rule) for owner in range(3)]
+    prompts = st.lists(st.integers(0, 23), min_size=1, max_size=20)
+    sequences = [running(toys, data.draw(prompts), owner, rule, **options) for owner in range(3)]
     for sequence in sequences:
         proposer.admit(sequence)
     while sequences:
@@ -141,7 +153,7 @@ def test_after_full_acceptance_the_draft_feeds_two_tokens_and_else_one(toys: Toy
     proposer.admit(sequence)
     assert [step.input_ids.shape[1] for step in engine.steps] == [3]
     missing = 1
-    for kept, missing_after in ((3, 2), (1, 1), (0, 1)):
+    for kept, missing_after in ((3, 2), (2, 1), (3, 2), (1, 1), (0, 1), (3, 2), (3, 2)):
         engine.steps.clear()
         draft = proposer.propose([Ask(sequence, 3)])[0]
         widths = [step.input_ids.shape[1] for step in engine.steps]
@@ -160,6 +172,12 @@ def test_a_long_gap_is_read_in_pieces(toys: Toys) -> None:
         sequence.context.push(token)
     assert proposer.propose([Ask(sequence, 2)])[0].tokens == expected_draft(sequence, 2).tokens
     assert max(step.input_ids.shape[1] for step in engine.steps) > MAX_STEP
+
+
+def test_a_sequence_that_never_came_may_leave(toys: Toys) -> None:
+    engine = ToyEngine(MODEL, toy_entry("draft", MODEL))
+    for proposer in (NgramProposer(1, 3), ReplayProposer({}), DraftModelProposer(CachedModel(engine, 1))):
+        proposer.retire(running(toys, [1]))
 
 
 def test_methods_are_known_by_name(toys: Toys) -> None:

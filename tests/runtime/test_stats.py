@@ -46,10 +46,11 @@ def test_what_lies_past_a_stop_is_not_accepted(toys: Toys) -> None:
     third = tokens[2]
     assert third not in tokens[:2]
     for stop in ({"stop_token_ids": [third]}, {"stop": [toys.generator().tokenizer.decode([third])]}):
-        stats, _ = replay(toys, (), **stop)
-        assert (stats.emitted_tokens, stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 1, 4, 3)
-        assert stats.acceptance_by_position == (1, 1, 1)
-        assert stats.mean_acceptance_length == 3
+        for faults in ((), (3,)):
+            stats, _ = replay(toys, faults, **stop)
+            assert (stats.emitted_tokens, stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 1, 4, 3)
+            assert stats.acceptance_by_position == (1, 1, 1)
+            assert stats.mean_acceptance_length == 3
 
 
 def test_max_tokens_is_never_drafted_past(toys: Toys) -> None:
