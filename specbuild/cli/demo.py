@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
 
 from specbuild.cli.bench import COLUMNS, cells, refuse_differences
 from specbuild.cli.output import print_table, progress, say, size
+from specbuild.cli.sources import built
 from specbuild.errors import EnvironmentLacksError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def command() -> None:
     from specbuild import config
     from specbuild.bench.report import report, verdict
 
-    bundle = _build(config.load(RECIPE, environ={}).recipe)
+    bundle = built(config.load(RECIPE, environ={}).recipe, steps=True)
     runs = _answers(bundle)
     _print_texts(runs)
     rows = report(runs)
@@ -49,24 +49,6 @@ def command() -> None:
     refuse_differences(runs)
     click.echo()
     _compile_for_tensorrt(config.load(TENSORRT_RECIPE, environ={}).recipe)
-
-
-def _build(recipe: Recipe) -> Bundle:
-    """The bundle of ``recipe``, from the store or built; on stderr which.
-
-    Raises:
-        EnvironmentLacksError: the package with the model, or a library, is not installed; with the line that installs it.
-    """
-    from specbuild.builders.build import build
-    from specbuild.builders.store import Store
-    from specbuild.probe import probe
-
-    started = time.perf_counter()
-    with progress() as show:
-        result = build(recipe, store=Store.default(), probe=probe, progress=show)
-    seconds = time.perf_counter() - started
-    say(f"{recipe.name}: {f'built in {seconds:.0f} s' if result.built else 'already built'}: {result.bundle.path}")
-    return result.bundle
 
 
 def _answers(bundle: Bundle) -> list[Run]:
@@ -96,7 +78,7 @@ def _print_texts(runs: list[Run]) -> None:
 def _compile_for_tensorrt(recipe: Recipe) -> None:
     """The same pair as TensorRT-RTX plans, or one line that says what to install."""
     try:
-        bundle = _build(recipe)
+        bundle = built(recipe, steps=True)
     except EnvironmentLacksError as error:
         click.echo(f"not compiled for TensorRT-RTX: {error}")
         return

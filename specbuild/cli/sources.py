@@ -108,14 +108,18 @@ def bundle_source(reference: str | None, folder: str | None, settings: Sequence[
     return lambda: Bundle.open(path)
 
 
-def built(recipe: Recipe) -> Bundle:
-    """The bundle of ``recipe``; if it has to be built, one line on stderr says so."""
+def built(recipe: Recipe, *, steps: bool = False) -> Bundle:
+    """The bundle of ``recipe``; if it has to be built, one line on stderr says so, and with ``steps`` one a step too.
+
+    Raises:
+        SpecbuildError: whatever stands in the way of the build.
+    """
     from specbuild.builders.build import build
     from specbuild.builders.store import Store
     from specbuild.probe import probe
 
     started = time.perf_counter()
-    with progress() if sys.stderr.isatty() else nullcontext(lambda message: None) as show:
+    with progress() if steps or sys.stderr.isatty() else nullcontext(lambda message: None) as show:
         result = build(recipe, store=Store.default(), probe=probe, progress=show)
     if result.built:
         say(f"built {result.bundle.path} in {time.perf_counter() - started:.1f} s")

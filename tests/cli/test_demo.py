@@ -31,9 +31,10 @@ def test_it_builds_answers_compares_and_says_what_is_missing(tiny: Path, capsys:
     rows = re.findall(r"^ (off|ngram|draft_model) .* (summary|question|code|all) .* (yes|NO) *$", out, re.MULTILINE)
     assert rows == [(m, t, "yes") for m in ("off", "ngram", "draft_model") for t in ("summary", "question", "code", "all")]
     assert out.splitlines()[-1] == "not compiled for TensorRT-RTX: package:llm_absent: not installed; `pip install --no-deps llm-absent`"
-    assert f"tiny: built in 0 s: {tiny}" in err.replace("built in 1 s", "built in 0 s")
+    assert f"built {tiny / 'tiny-'}" in err
+    assert "compiling the draft" in err
     assert run(["demo"]) == 0
-    assert "tiny: already built" in capsys.readouterr().err
+    assert "built " not in capsys.readouterr().err
 
 
 def test_differing_output_ends_with_4(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +72,9 @@ def test_the_demo_as_people_run_it(home: Path, capsys: pytest.CaptureFixture[str
     assert "Port Ellery was founded in 1742" in out.partition("summary:")[2].partition("\n\n")[2].partition("question:")[0]
     assert len(re.findall(r"^ (?:off|ngram|draft_model) .* yes *$", out, re.MULTILINE)) == 12
     assert "note:" not in err, "the engines are measured, and their bits invariant"
-    (copied,) = re.findall(r"^ ngram +4 +1 +summary +\S+ +\S+ +\S+ +(\S+)", out, re.MULTILINE)
-    assert float(copied) > 1.5, "an answer that repeats its prompt is what prompt lookup is for"
+    lengths = dict(re.findall(r"^ (ngram|draft_model) +4 +1 +summary +\S+ +\S+ +\S+ +(\S+)", out, re.MULTILINE))
+    assert float(lengths["ngram"]) > 1.5, "an answer that repeats its prompt is what prompt lookup is for"
+    assert float(lengths["draft_model"]) > 2
     last = out.splitlines()[-2:]
     if importlib.util.find_spec("tensorrt_rtx") or importlib.util.find_spec("tensorrt_rtx_bindings"):
         assert all("sm89 + sm120" in line for line in last)
