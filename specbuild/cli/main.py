@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Collection
@@ -44,7 +45,7 @@ def load_command(name: str) -> click.Command:
     target, summary = COMMANDS[name]
     module, attribute = target.split(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
-    command.help = "\n\n".join(filter(None, [summary, command.help]))
+    command.help = "\n\n".join(filter(None, [summary, inspect.cleandoc(command.help or "")]))
     return command
 
 

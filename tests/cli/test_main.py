@@ -34,6 +34,7 @@ def test_every_command_is_where_the_table_says_and_opens_its_help_with_the_table
     assert isinstance(getattr(importlib.import_module(module), attribute), click.Command)
     assert (main.load_command(name).help or "").startswith(COMMANDS[name].summary)
     assert main.load_command(name) is main.load_command(name)
+    assert "\n " not in (main.load_command(name).help or ""), "the indentation of the source is not shown"
 
 
 @pytest.mark.parametrize(
