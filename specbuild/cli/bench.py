@@ -17,6 +17,7 @@ from specbuild.cli.sources import (
     PROMPTS_HELP,
     SAMPLING_OPTIONS,
     bundle_source,
+    check_params,
     check_rule,
     encode,
     sampling_params,
@@ -97,7 +98,7 @@ def command(
     )
     generator = open_generator(plan[0][0].batch)
     for variant in plan[0]:
-        generator.stream([(0,)], variant.params(params))
+        check_params(generator, variant.params(params))
     cases = [Case(tokens, item.task) for item, tokens in zip(items, encode(generator, items, params, chat), strict=True)]
     for note in generator.notes:
         say(f"note: {note}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -126,6 +127,17 @@ def built(recipe: Recipe, *, steps: bool = False) -> Bundle:
     return result.bundle
 
 
+def check_params(generator: Generator, params: SamplingParams) -> None:
+    """Refuse what is wrong with ``params`` whatever the prompt is.
+
+    Raises:
+        RequestError: such as an unknown method, or a token id past the vocabulary.
+    """
+    if params.draft_len is not None and (params.speculation or generator.bundle.manifest.recipe.speculation.method) == "off":
+        raise RequestError(f"draft_len is {params.draft_len}, but the recipe's method is 'off'; name one with --speculation")
+    generator.stream([(0,)], dataclasses.replace(params, max_tokens=1, min_tokens=0))
+
+
 def encode(generator: Generator, items: Sequence[PromptItem], params: SamplingParams, chat: bool | None) -> list[tuple[int, ...]]:
     """Token ids of every prompt, all of them checked before the first is generated.
 
@@ -135,8 +147,7 @@ def encode(generator: Generator, items: Sequence[PromptItem], params: SamplingPa
     Raises:
         RequestError: a prompt or ``params`` is outside what the bundle allows; the prompt is named.
     """
-    # What is wrong whatever the prompt is said without naming one.
-    generator.stream([(0,)], params)
+    check_params(generator, params)
     prompts: list[tuple[int, ...]] = []
     if chat is None:
         chat = generator.tokenizer.has_chat_template

@@ -42,7 +42,10 @@ def write(file: Path, *documents: dict[str, Any]) -> str:
         (["--batch", "5"], "batch is 5, but the engine was built for 1 to 4"),
         (["--batch", "0"], "batch is 0, but"),
         (["--logprobs", "2"], "--logprobs 2 is shown with --json only"),
-        (["--max-tokens", "1024"], "exceed the 1024 that a sequence holds; lower max_tokens to 1"),
+        (
+            ["--max-tokens", "1024"],
+            "--prompt: a prompt of 23 tokens and max_tokens 1024 exceed the 1024 that a sequence holds; lower max_tokens to 1001",
+        ),
         (["--set", "target.precision=int4"], "--set target.precision=int4: a bundle's recipe is what it was built from"),
         (["-c", "smollm2-135m"], "give a recipe with -c or a bundle with --bundle (both was given)"),
     ],
@@ -81,6 +84,14 @@ def test_one_bad_line_and_nothing_is_generated(run_tiny: Command, tmp_path: Path
     code, out, err = run_tiny("--prompts", file, "--json")
     assert (code, out) == (2, "")
     assert err == f"error: {file}:2: exactly one of prompt, turns and messages is needed (seen: 'promt')\n"
+
+
+def test_a_draft_length_needs_a_method(run_tiny: Command, tiny_recipe: Path, home: Path) -> None:
+    recipe = ("-c", str(tiny_recipe), "--set", "speculation.method=off")
+    code, out, err = run_tiny("--prompt", "Hello", "--draft-len", "3", bundle=recipe)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == "error: draft_len is 3, but the recipe's method is 'off'; name one with --speculation"
+    assert run_tiny("--prompt", "Hello", "--draft-len", "3", "--speculation", "ngram", "--max-tokens", "3", bundle=recipe)[0] == 0
 
 
 def test_no_bundle_is_refused_before_stdin_is_read(run_tiny: Command) -> None:
