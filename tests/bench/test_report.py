@@ -54,9 +54,9 @@ def test_one_differing_token_is_seen_where_it_is_and_in_all() -> None:
 def test_batches_are_compared_with_plain_decoding_at_the_smallest_batch() -> None:
     together = dataclasses.replace(OFF, batch=2)
     runs = [
-        Run(together, 0, None, (0, 1), (completion((1, 1)), completion((9, 9)))),
         one(OFF, 0, None, completion((1, 1))),
         one(OFF, 1, None, completion((2, 2))),
+        Run(together, 0, None, (0, 1), (completion((1, 1)), completion((9, 9)))),
     ]
     assert plain_outputs(runs) == {0: (1, 1), 1: (2, 2)}
     assert [(row.variant.batch, row.identical) for row in report(runs)] == [(1, True), (2, False)]
@@ -96,4 +96,7 @@ def test_the_verdict_names_what_pays_and_says_when_nothing_does() -> None:
         "batch 1: do not speculate; batch 4: draft_model with draft_len 4 pays, 2.00 times the tokens/s of plain decoding (2.00 to 2.00)"
     )
     assert verdict(report(runs(1, {"ngram": 0.5}, tokens=(7, 7, 7, 7)))) == "batch 1: do not speculate", "what differs does not pay"
-    assert verdict(report(pairs())) == "batch 1: do not speculate", "a gain that may as well be a loss"
+    doubtful = [one(OFF, n, None, completion()) for n in range(3)]
+    doubtful += [one(NGRAM, n, None, completion(seconds=seconds)) for n, seconds in enumerate((0.2, 1.3, 1.3))]
+    assert report(doubtful)[-1].speedup == pytest.approx(3 / 2.8)
+    assert verdict(report(doubtful)) == "batch 1: do not speculate", "a gain that may as well be a loss"
