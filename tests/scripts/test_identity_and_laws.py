@@ -1,0 +1,80 @@
+"""The scripts behind docs/identity.md and docs/laws.md: which cells a share has, resuming, counting, the pages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_checkpoint import save_tiny
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+IDENTITY = runpy.run_path(str(SCRIPTS / "identity.py"))
+LAWS = runpy.run_path(str(SCRIPTS / "laws.py"))
+FACTORS, Answer = IDENTITY["FACTORS"], IDENTITY["Answer"]
+
+
+def test_a_share_has_every_pair_of_levels() -> None:
+    everything = IDENTITY["cells"]()
+    assert len(set(everything)) == 1296
+    for share, seed in ((0.0, 0), (0.1, 1), (0.1, 2)):
+        chosen = IDENTITY["cells"](share, seed)
+        assert chosen == IDENTITY["cells"](share, seed)
+        assert len(set(chosen)) == len(chosen) < 40 if share == 0 else len(set(chosen)) == 130
+        for (i, one), (j, other) in itertools.combinations(enumerate(FACTORS.values()), 2):
+            assert {(cell[i], cell[j]) for cell in chosen} == set(itertools.product(one, other))
+    assert IDENTITY["cells"](0.1, 1) != IDENTITY["cells"](0.1, 2)
+
+
+def test_every_difference_counts() -> None:
+    plain = [Answer((1, 2, 3), ("a", "b", "c")), Answer((4,), ("d",))]
+    seen = [Answer((1, 9, 3), ("a", "b", "x")), Answer((4, 5), ("d", "e"))]
+    assert IDENTITY["compare"](plain, plain) == {"tokens": 4, "differing_tokens": 0, "differing_rows": 0}
+    assert IDENTITY["compare"](plain, seen) == {"tokens": 4, "differing_tokens": 2, "differing_rows": 2}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["script", *arguments])
+    code: int = script["main"]()
+    return code
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("home")
+def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = save_tiny(tmp_path / "checkpoint", max_position_embeddings=2048)
+    (checkpoint / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    prompts, results, page = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl", tmp_path / "page.md"
+    prompts.write_text("".join(json.dumps({"task": task, "turns": [f"about {task}", "more"]}) + "\n" for task in FACTORS["task"] * 2))
+    arguments = ["--checkpoint", str(checkpoint), "--prompts", str(prompts), "--results", str(results), "--share", "0", "--per-task", "1"]
+    arguments += ["--max-tokens", "4", "--threads", "1"]
+    assert call(monkeypatch, IDENTITY, *arguments) == 0
+    lines = results.read_text().splitlines(keepends=True)
+    ran = sum("cell" in json.loads(line) for line in lines)
+    assert ran == len(IDENTITY["cells"](0))
+    assert capsys.readouterr().err.count(": 0 of 4 differ") == ran
+    # The last two cells are missing, one of them cut off in the middle: they alone run again.
+    results.write_text("".join(lines[:-2]) + lines[-2][:20])
+    missing = sum("cell" in json.loads(line) for line in lines[-2:])
+    assert call(monkeypatch, IDENTITY, *arguments) == 0
+    assert capsys.readouterr().err.count(" differ") == missing
+    assert call(monkeypatch, IDENTITY, "--results", str(results), "--render", str(page)) == 0
+    assert f"| cells run | {ran} of 1296 |" in page.read_text()
+    assert "| differing tokens | 0 |" in page.read_text()
+    wrong = json.loads(next(line for line in lines if '"cell"' in line)) | {"differing_rows": 1}
+    results.write_text(json.dumps(wrong) + "\n")
+    assert call(monkeypatch, IDENTITY, "--results", str(results), "--render", str(page)) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("home")
+def test_laws_run_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, page = save_tiny(tmp_path / "checkpoint"), tmp_path / "laws.md"
+    code = call(monkeypatch, LAWS, "--checkpoint", str(checkpoint), "--draws", "200", "--threads", "1", "--render", str(page))
+    assert code == 0
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| temperature")]
+    assert [row.split(" | ")[1] for row in rows] == ["off", "coupled", "block", "token"] * 2
