@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.bundle import Bundle
-from specbuild.errors import RequestError
+from specbuild.errors import RequestError, close_match
 
 from .acceptance import RULES
 from .engines import load
@@ -76,7 +76,8 @@ class Generator:
         self.bundle = bundle
         self._recipe = bundle.manifest.recipe
         self._rule = verification or self._recipe.speculation.verification
-        assert self._rule in RULES, f"{self._rule!r} is no rule"
+        if self._rule not in RULES:
+            raise RequestError(f"verification {self._rule!r} is unknown.{close_match(self._rule, RULES)}")
         self._threads = threads
         entry = bundle.engine("target")
         self._rows = entry.max_batch_size if batch is None else batch
@@ -137,6 +138,8 @@ class Generator:
 
     def stream(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[Delta]:
         """As ``generate``, but as it comes: a delta for each running answer and round. Leaving the loop cancels what is left."""
+        if isinstance(prompts, str) or any(isinstance(prompt, (int, Mapping)) for prompt in prompts):
+            raise RequestError("prompts is a single prompt; give a list of prompts, if only of one")
         each = [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one for each")
@@ -212,9 +215,9 @@ class Generator:
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], Mapping):
+        if len(prompt) and isinstance(prompt[0], Mapping):
             return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
-        return list(prompt)  # type: ignore[arg-type]
+        return [int(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
 
     def _proposer(self, method: str) -> Proposer:
         """The proposer of ``method``, made (and its engine loaded) when it is first asked for."""

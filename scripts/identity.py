@@ -63,7 +63,7 @@ MAX_SEQ_LEN = 2048
 
 
 class Cell(NamedTuple):
-    """One level of each factor, in the order of ``FACTORS``."""
+    """A level of each of the ``FACTORS``."""
 
     precision: str
     method: str
@@ -164,7 +164,7 @@ class Run:
     def __init__(self, prompts: Mapping[str, Sequence[Any]], results: Path, checkpoint: str, threads: int | None, max_tokens: int) -> None:
         self._prompts, self._results, self._checkpoint = prompts, results, checkpoint
         self._threads, self._max_tokens = threads, max_tokens
-        self._plain: dict[tuple[str, str, str], list[Answer]] = {}
+        self._plain: dict[tuple[Any, ...], list[Answer]] = {}
         self._open: tuple[tuple[str, int], Generator] | None = None
         self.done = set()
         lines = read(results)
@@ -178,8 +178,8 @@ class Run:
 
     def cell(self, cell: Cell) -> dict[str, Any]:
         """Compare one cell, with plain answers from the results where they are."""
-        prompts, key = self._prompts[cell.task], (cell.precision, cell.sampling, cell.task)
-        generator = self._generator(cell.precision, cell.batch)
+        prompts, generator = self._prompts[cell.task], self._generator(cell.precision, cell.batch)
+        key = generator.bundle.manifest.digest, cell.sampling, cell.task, len(prompts), self._max_tokens
         if key not in self._plain:
             plain = answers(generator, prompts, self._max_tokens, cell.sampling, speculation="off")
             self._plain[key] = [Answer.of(completion) for completion in plain]
@@ -213,9 +213,12 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 
 def prompts_of(path: Path, per_task: int) -> dict[str, list[Any]]:
-    """The first ``per_task`` prompts of each task."""
-    items = read_prompts(path)
-    return {task: [item.content for item in items if item.task == task][:per_task] for task in FACTORS["task"]}
+    """The first ``per_task`` prompts of each task, as chat messages."""
+    prompts: dict[str, list[Any]] = {task: [] for task in FACTORS["task"]}
+    for item in read_prompts(path):
+        if item.task in prompts and len(prompts[item.task]) < per_task:
+            prompts[item.task].append([{"role": "user", "content": item.content}])
+    return prompts
 
 
 def document(results: Sequence[Mapping[str, Any]], machine: str) -> str:
@@ -256,9 +259,7 @@ Spec-Bench, up to 96 tokens each. A cell is one task under one setting; there ar
 was chosen by a seed so that every pair of levels of two factors occurs. Each answer is compared with the same prompt decoded
 plainly, one token a pass, alone, with the same seed: the tokens, and a hash of every row of 49,152 logits that a token was
 chosen from. `greedy` is temperature 0, `plain` temperature 1, `shaped` temperature 0.8 with top-p 0.95, a repetition penalty
-of 1.1 and presence and frequency penalties of 0.2. `tokens a pass` is τ of the speculative side.
-
-Run with {machine}.
+of 1.1 and presence and frequency penalties of 0.2. `tokens a pass` is τ of the speculative side. Run with {machine}.
 
 """
 

@@ -24,7 +24,8 @@ def _ngram(bundle: Bundle, rows: int, threads: int | None) -> Proposer:
 
 
 def _draft_model(bundle: Bundle, rows: int, threads: int | None) -> Proposer:
-    return DraftModelProposer(CachedModel(load(bundle.path, bundle.engine("draft"), threads=threads), rows))
+    # The output does not depend on the bits of a draft: its passes need no padding.
+    return DraftModelProposer(CachedModel(load(bundle.path, bundle.engine("draft"), threads=threads), rows, padded=False))
 
 
 METHODS: Mapping[str, Factory] = MappingProxyType({"ngram": _ngram, "draft_model": _draft_model})

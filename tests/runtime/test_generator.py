@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +48,24 @@ def test_as_many_params_as_prompts(toys: Toys) -> None:
     with pytest.raises(RequestError, match="2 params for 1 prompts"):
         toys.generator().generate([[1]], [SamplingParams(max_tokens=2)] * 2)
     assert toys.generator().generate([]) == []
+
+
+@pytest.mark.parametrize("prompts", ["one prompt", [1, 2, 3], [{"role": "user", "content": "hi"}]])
+def test_a_prompt_alone_is_not_taken_for_many(toys: Toys, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompts is a single prompt; give a list"):
+        toys.generator().generate(prompts)
+
+
+def test_an_unknown_rule_is_refused(toys: Toys) -> None:
+    with pytest.raises(RequestError, match=r"verification 'blok' is unknown\. Did you mean 'block'"):
+        toys.generator(verification="blok")
+
+
+def test_token_ids_may_come_as_an_array(toys: Toys) -> None:
+    params = SamplingParams(**LONG)
+    one, other = toys.generator().generate([[1, 2, 3], np.array([1, 2, 3])], params)  # type: ignore[list-item]
+    assert one.token_ids == other.token_ids
+    assert {type(token) for token in one.token_ids} == {int}
 
 
 @pytest.mark.parametrize("batch", [0, 5])

@@ -145,6 +145,8 @@ def test_an_engine_that_is_not_invariant_is_padded(toys: Toys, request: tuple[li
     plain = SamplingParams(**{**vars(params), "speculation": "off", "draft_len": None})
     one, other = generator.generate([prompt], params)[0], generator.generate([prompt], plain)[0]
     assert (one.token_ids, one.text, one.logprobs) == (other.token_ids, other.text, other.logprobs)
+    if params.speculation == "draft_model" and one.stats.num_draft_tokens:
+        assert min(step.input_ids.shape[1] for step in toys.engines["draft"].steps) == 1, "a draft's bits matter to nobody"
 
 
 @pytest.mark.parametrize("place", range(8))
