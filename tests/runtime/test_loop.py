@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_engine import EOS, MAX_SEQ_LEN, VOCABULARY, Plain, Toys, invariant, plainly, toys
+from toy_engine import ASCII, EOS, MAX_SEQ_LEN, VOCABULARY, Plain, Toys, invariant, plainly, toys
 
 from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.draft import Draft
@@ -107,7 +107,7 @@ def assert_plain(completion: Completion, plain: Plain) -> None:
 
 @st.composite
 def requests(draw: st.DrawFn, methods: Sequence[str]) -> tuple[list[int], SamplingParams]:
-    prompt = draw(st.lists(TOKENS, min_size=1, max_size=30))
+    prompt = [*draw(st.lists(TOKENS, max_size=29)), draw(st.integers(0, ASCII - 1))]
     method = draw(st.sampled_from(methods))
     params = SamplingParams(
         max_tokens=draw(st.integers(6, MAX_SEQ_LEN - len(prompt))),

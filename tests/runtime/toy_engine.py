@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tiny_checkpoint import tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specbuild.bundle import Bundle, EngineEntry, Manifest, Probe, Vocabulary
 from specbuild.errors import CapacityError
@@ -29,6 +29,8 @@ from specbuild.runtime.transforms import Transforms
 VOCABULARY = 24
 """Ids that the tokenizer knows; each engine pads them by another number."""
 EOS = 5
+ASCII = 12
+"""Ids below it are whole characters, those from it on are parts of longer ones."""
 MAX_SEQ_LEN = 48
 MAX_STEP = 8
 Words = NDArray[np.uint64]
@@ -203,12 +205,23 @@ class Toys:
         return self.engines[entry.role]
 
 
+def byte_tokenizer() -> Tokenizer:
+    """A byte a token: twelve characters from '!' on, then parts of longer ones, which rounds come to split."""
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    [(symbols, _)] = bytewise.pre_tokenize_str("!\"#$%&'()*+,é€🙂ÿłあ")
+    ids = {symbol: index for index, symbol in enumerate(dict.fromkeys(symbols))}
+    assert len(ids) == VOCABULARY
+    made = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    made.pre_tokenizer, made.decoder = bytewise, decoders.ByteLevel()
+    return made
+
+
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
     """Import it beside the tests that use it."""
     folder = tmp_path_factory.mktemp("toy")
     (folder / "tokenizer").mkdir()
-    tokenizer().save(str(folder / "tokenizer" / "tokenizer.json"))
+    byte_tokenizer().save(str(folder / "tokenizer" / "tokenizer.json"))
     patch = pytest.MonkeyPatch()
     made = Toys(folder)
     patch.setattr("specbuild.runtime.generator.load", made.load)
