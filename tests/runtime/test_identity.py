@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_checkpoint import save_tiny
 
 from specbuild.builders.build import build
 from specbuild.builders.store import Store
+from specbuild.recipe import Recipe
 from specbuild.runtime.acceptance import Verdict
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.generator import Generator
+from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.scheduler import Plan
 from specbuild.runtime.verifier import Verifier
 
@@ -100,3 +104,34 @@ def test_logits_that_differ_in_one_bit_are_found_out(store: Store, monkeypatch: 
     monkeypatch.setattr(Verifier, "score", touched)
     found = SCRIPT["compare"](plain, answers(opened, "greedy", speculation="ngram", draft_len=4))
     assert (found["differing_tokens"], found["differing_rows"]) == (0, found["tokens"])
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_rows_of_very_different_lengths_grow_shrink_and_move(tmp_path: Path, precision: str) -> None:
+    """A tiny random model over its whole capacity: prompts longer than a prefill's piece beside short ones, rows that are taken over,
+    a view that grows under running sequences and shrinks when the longest has left."""
+    document = {
+        "name": "tiny",
+        "checkpoint": str(save_tiny(tmp_path / "checkpoint", max_position_embeddings=1024)),
+        "target": {"precision": precision, "max_batch_size": 3, "max_seq_len": 700},
+        "speculation": {"draft": {"precision": "int4"}},
+    }
+    bundle = build(Recipe.model_validate(document), store=Store(tmp_path / "store")).bundle
+    random = np.random.default_rng(0)
+    lengths = [699, 3, 620, 60, 130, 1, 690, 40]
+    prompts = [
+        random.integers(0, 256, length).tolist() * 2 if length < 300 else random.integers(0, 256, length).tolist() for length in lengths
+    ]
+    outputs = [1, 70, 80, 9, 150, 120, 10, 300]
+    params = [
+        SamplingParams(temperature=place % 3 / 2, seed=place, max_tokens=count, logprobs=0, ignore_eos=True, presence_penalty=place % 2)
+        for place, count in enumerate(outputs)
+    ]
+    with SCRIPT["traced"]():
+        alone = Generator(bundle, batch=1, threads=1)
+        plain = alone.generate(prompts, [SamplingParams(**{**vars(each), "speculation": "off"}) for each in params])
+        for batch, method in itertools.product((2, 3), ("ngram", "draft_model")):
+            opened = Generator(bundle, batch=batch, threads=1)
+            seen = opened.generate(prompts, [SamplingParams(**{**vars(each), "speculation": method, "draft_len": 7}) for each in params])
+            assert [SCRIPT["Answer"].of(one) for one in seen] == [SCRIPT["Answer"].of(one) for one in plain]
+            assert sum(one.stats.num_accepted_tokens for one in seen) > 0
