@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +19,33 @@ VIEW_STEP = 64
 
 
 class OnnxRuntimeStorage:
-    """Keys and values [2·layers, rows, kv_heads, view, head_dim] in one array, laid out anew when the view changes."""
+    """Keys and values [2·layers, rows, kv_heads, view, head_dim], laid out anew within the same memory when the view changes."""
 
     def __init__(self, entry: EngineEntry, rows: int) -> None:
         self.rows = rows
         self.view = 0
         self.bindings: dict[tuple[int, int], ort.IOBinding] = {}
-        """(first row, rows) → binding to this memory; emptied when the memory moves."""
+        """(first row, rows) → binding to this layout; emptied when it changes."""
         self._entry = entry
-        self.tensor = self._zeros(0)
+        # Room for the longest view; the system gives memory as it is touched. Zeros, then old keys and values: always finite,
+        # because a masked position weighs 0, and 0 · NaN would be NaN.
+        self._memory = np.zeros(2 * entry.num_layers * rows * entry.num_kv_heads * entry.capacity * entry.head_dim, np.float32)
+        self.tensor = self._laid_out(0)
 
-    def _zeros(self, view: int) -> NDArray[np.float32]:
-        # Zeros, not garbage: a masked position weighs 0, and 0 · NaN would be NaN.
+    def _laid_out(self, view: int) -> NDArray[np.float32]:
         entry = self._entry
-        return np.zeros((2 * entry.num_layers, self.rows, entry.num_kv_heads, view, entry.head_dim), np.float32)
+        shape = (2 * entry.num_layers, self.rows, entry.num_kv_heads, view, entry.head_dim)
+        return self._memory[: prod(shape)].reshape(shape)
 
     def resize(self, view: int, lengths: NDArray[np.int64]) -> None:
+        """See ``KvStorage``.
+
+        Each run of positions moves by itself, the last one first when the view grows (the first one first when it shrinks), so
+        that none is overwritten before it has moved::
+
+            old   ▏0 0 0▏1 1 1▏2 2 2▏
+            new   ▏0 0 0 ·▏1 1 1 ·▏2 2 2 ·▏
+        """
         if view > self._entry.capacity:
             raise CapacityError(
                 f"the pass needs {view} cache positions, the engine was built for {self._entry.capacity}; raise target.max_seq_len"
@@ -41,10 +53,12 @@ class OnnxRuntimeStorage:
         view = min(-(-view // VIEW_STEP) * VIEW_STEP, self._entry.capacity)
         if view == self.view:
             return
-        old, self.tensor = self.tensor, self._zeros(view)
-        for row, length in enumerate(lengths.tolist()):
-            self.tensor[:, row, :, :length] = old[:, row, :, :length]
-        self.view = view
+        old, new = self.tensor, self._laid_out(view)
+        runs = [(half, row, head) for half in range(old.shape[0]) for row in range(len(lengths)) for head in range(old.shape[2])]
+        for half, row, head in reversed(runs) if view > self.view else runs:
+            length = lengths[row]
+            new[half, row, head, :length] = old[half, row, head, :length]
+        self.tensor, self.view = new, view
         self.bindings.clear()
 
     def move_row(self, source: int, target: int, length: int) -> None:
