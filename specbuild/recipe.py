@@ -88,7 +88,9 @@ class TensorRTSection(Section):
     timing_cache: bool = Field(default=False, description="Keep kernel timings between builds (needs a GPU).")
     refit: bool = Field(default=False, description="Leave weights replaceable in the plan (needs a GPU to build).")
     strip_weights: bool = Field(default=False, description="Leave weights out of the plan (refused: a bundle is self-contained).")
-    version_compatible: bool = Field(default=False, description="Let later TensorRT versions load the plan (refused: a bundle runs with the version that built it).")
+    version_compatible: bool = Field(
+        default=False, description="Let later TensorRT versions load the plan (refused: a bundle runs with the version that built it)."
+    )
 
 
 class Recipe(Section):
