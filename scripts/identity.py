@@ -255,10 +255,11 @@ HEAD = """# Identity: speculation against plain decoding
 Written by `scripts/identity.py`; its docstring says how to run it, and how to run the cells that are missing here.
 
 SmolLM2-135M-Instruct on ONNX Runtime, the int4 build of the same checkpoint as draft model, 10 prompts of each task of
-Spec-Bench, up to 96 tokens each. A cell is one task under one setting; there are {total}. A share of them is chosen by a seed so
-that, run whole, it has every pair of levels of two factors. Each answer is compared with the same prompt decoded plainly, one token a pass, alone, with the same seed: the tokens, and a hash of every row of 49,152 logits that a token was
-chosen from. `greedy` is temperature 0, `plain` temperature 1, `shaped` temperature 0.8 with top-p 0.95, a repetition penalty
-of 1.1 and presence and frequency penalties of 0.2. `tokens a pass` is τ of the speculative side. Run with {machine}.
+Spec-Bench, up to 96 tokens each. A cell is one task under one setting; there are {total}. A share of them is chosen by a seed
+so that, run whole, it has every pair of levels of two factors. Each answer is compared with the same prompt decoded plainly,
+one token a pass, alone, with the same seed: the tokens, and a hash of every row of 49,152 logits that a token was chosen
+from. `greedy` is temperature 0, `plain` temperature 1, `shaped` temperature 0.8 with top-p 0.95, a repetition penalty of 1.1
+and presence and frequency penalties of 0.2. `tokens a pass` is τ of the speculative side. Run with {machine}.
 
 """
 
