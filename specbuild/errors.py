@@ -57,6 +57,18 @@ class EnvironmentLacksError(SpecbuildError):
     exit_code: ClassVar[int] = 3
 
 
+class BusyError(SpecbuildError):
+    """The queue of a server is full; the same request may succeed later."""
+
+
+class CancelledError(SpecbuildError):
+    """The client has gone, or asked to stop."""
+
+
+class TimedOutError(SpecbuildError):
+    """A request's own time limit passed before it was done."""
+
+
 class VerificationError(SpecbuildError):
     """Two things that must be the same are not: digests, versions of a bundle, generated tokens."""
 
