@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,14 @@ class KvStorage(Protocol):
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one row over another."""
+        ...
+
+    def save(self, row: int, length: int) -> Any:
+        """A copy of the first ``length`` positions of a row, for ``restore`` of storages like this one."""
+        ...
+
+    def restore(self, row: int, saved: Any, length: int) -> None:
+        """Write the first ``length`` positions of what ``save`` gave to the start of a row; the view must be that long."""
         ...
 
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:

@@ -15,16 +15,19 @@ from specbuild.bundle import Bundle
 from specbuild.errors import RequestError, close_match
 
 from .acceptance import RULES
+from .draft_length import DraftLength
 from .engines import load
 from .logprobs import Logprobs
 from .loop import Loop
 from .model import CachedModel
+from .pace import Pace
 from .proposers import create
 from .proposers.base import Proposer
 from .request import Emission, FinishReason, Request, Running
 from .sampling import SEED_BITS, SamplingParams
 from .scheduler import Scheduler
 from .stats import RequestStats
+from .step_times import StepTimes
 from .tokenizer import Tokenizer
 from .verifier import Verifier
 
@@ -72,7 +75,12 @@ class Generator:
         verification: str | None = None,
         threads: int | None = None,
         proposers: Mapping[str, Proposer] | None = None,
+        interactive: bool = False,
+        remember: int = 0,
     ) -> None:
+        """See ``open``. ``interactive``: long prompts are read in pieces between the rounds of others, and draft lengths that a
+        request leaves open are chosen by measured cost. ``remember``: tokens of past texts whose keys and values are kept.
+        ``proposers``: method → proposer, beside those of the bundle."""
         self.bundle = bundle
         self._recipe = bundle.manifest.recipe
         self._rule = verification or self._recipe.speculation.verification
@@ -86,9 +94,10 @@ class Generator:
         self.entry = entry
         self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
         self._proposers = dict(proposers or {})
-        target = CachedModel(load(bundle.path, entry, threads=threads), self._rows)
-        # A padded pass writes max_draft_len + 1 positions wherever it starts.
-        self._loop = Loop(Scheduler(self._rows, entry.max_seq_len, entry.max_step - 1), Verifier(target), self._proposer)
+        self._remember = remember
+        target = CachedModel(load(bundle.path, entry, threads=threads), self._rows, remember=remember)
+        scheduler = Scheduler(self._rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
+        self.loop = Loop(scheduler, Verifier(target), self._proposer, Pace(1.0 if interactive else None))
         self._ids = count()
         self._inboxes: dict[Hashable, deque[Emission]] = {}
         """Of each sequence that some stream still waits for: streams taken in turns share their rounds."""
@@ -143,20 +152,20 @@ class Generator:
         each = [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one for each")
-        sequences = [self._sequence(prompt, param) for prompt, param in zip(prompts, each, strict=True)]
+        sequences = [self.sequence(prompt, param) for prompt, param in zip(prompts, each, strict=True)]
         return self._stream(sequences)
 
     def _stream(self, sequences: Sequence[Running]) -> Iterator[Delta]:
         places = {sequence.id: index for index, sequence in enumerate(sequences)}
-        answers = [_Answer(sequence) for sequence in sequences]
+        answers = [Answer(sequence) for sequence in sequences]
         inbox: deque[Emission] = deque()
         try:
             for sequence in sequences:
                 self._inboxes[sequence.id] = inbox
-                self._loop.scheduler.submit(sequence)
+                self.loop.scheduler.submit(sequence)
             while places:
                 while not inbox:
-                    for emission in self._loop.round():
+                    for emission in self.loop.round():
                         self._inboxes[emission.id].append(emission)
                 emission = inbox.popleft()
                 index = places[emission.id]
@@ -167,9 +176,14 @@ class Generator:
             for sequence in sequences:
                 self._inboxes.pop(sequence.id, None)
             for owner in places:
-                self._loop.cancel(owner)
+                self.loop.cancel(owner)
 
-    def _sequence(self, prompt: Prompt, params: SamplingParams) -> Running:
+    def sequence(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> Running:
+        """A request that the loop takes, checked whole.
+
+        Raises:
+            RequestError: the prompt or a parameter is outside what the bundle allows.
+        """
         tokens = self.encode(prompt)
         vocabulary = self.bundle.manifest.vocabulary
         params.check(vocabulary.size)
@@ -204,7 +218,8 @@ class Generator:
         if method != "off":
             self._proposer(method)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
-        request = Request(next(self._ids), tuple(tokens), params, seed, method, draft_len)
+        fixed = params.draft_len is not None
+        request = Request(next(self._ids), tuple(tokens), params, seed, method, draft_len, draft_len_fixed=fixed, priority=priority)
         return Running(request, self._rule, self.tokenizer, vocabulary.size, vocabulary.eos_token_ids)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -222,11 +237,19 @@ class Generator:
     def _proposer(self, method: str) -> Proposer:
         """The proposer of ``method``, made (and its engine loaded) when it is first asked for."""
         if method not in self._proposers:
-            self._proposers[method] = create(method, self.bundle, self._rows, self._threads)
+            self._proposers[method] = create(method, self.bundle, self._rows, self._threads, self._remember)
         return self._proposers[method]
 
+    def _draft_length(self) -> DraftLength | None:
+        """Chosen by what was measured when the bundle was built; None where nothing was."""
+        if self.entry.probe is None:
+            return None
+        roles = {engine.role: engine.probe for engine in self.bundle.manifest.engines if engine.probe is not None}
+        times = {"draft_model": StepTimes(roles["draft"].step_costs)} if "draft" in roles else {}
+        return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)
 
-class _Answer:
+
+class Answer:
     """Gathers the emissions of one sequence."""
 
     def __init__(self, sequence: Running) -> None:
@@ -235,6 +258,7 @@ class _Answer:
         self._logprobs: list[Logprobs] = []
 
     def take(self, index: int, emission: Emission) -> Delta:
+        """The delta of ``emission``; with the last one comes the completion."""
         self._texts.append(emission.text)
         self._logprobs += emission.logprobs
         completion = None

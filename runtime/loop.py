@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 
 from .draft import Draft
+from .pace import Pace
 from .proposers.base import Ask, Proposer
 from .request import Emission, Running
 from .scheduler import Plan, Scheduler
@@ -15,45 +16,69 @@ from .verifier import Verifier
 class Loop:
     """Runs rounds over whatever is submitted, batched; sequences with different proposers share the target's pass."""
 
-    def __init__(self, scheduler: Scheduler, verifier: Verifier, proposer: Callable[[str], Proposer]) -> None:
+    def __init__(self, scheduler: Scheduler, verifier: Verifier, proposer: Callable[[str], Proposer], pace: Pace) -> None:
         self.scheduler = scheduler
         self.verifier = verifier
         self._proposer = proposer
         """Method → its proposer; not asked for ``off``."""
+        self._pace = pace
         self._draft_seconds = 0.0
         self._began: dict[Hashable, tuple[float, float, float]] = {}
+        self._admitted: dict[Hashable, float] = {}
 
     def round(self) -> list[Emission]:
         """One emission for each running sequence, none when there is none; those that ended leave."""
         self._admit()
+        self._read()
         plan = self.scheduler.plan()
         if not plan.sequences:
             return []
+        began = perf_counter()
         self.verifier.check(plan)
         drafts = self._propose(plan)
         scores = self.verifier.score(plan, drafts)
         verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
         self.verifier.commit(plan, verdicts)
         emissions = [s.take(v, r, d) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
+        self.scheduler.observe(plan, drafts, emissions)
         self._clock(plan.sequences)
+        self._pace.round_took(perf_counter() - began)
         self._retire([sequence for sequence in plan.sequences if sequence.finish_reason is not None])
         return emissions
 
     def cancel(self, owner: Hashable) -> None:
-        """Take a request out between rounds, queued or running; what it held is free at once."""
+        """Take a request out between rounds, wherever it is; what it held is free at once."""
         sequence = self.scheduler.cancel(owner)
         if sequence is not None:
             self._release(sequence)
 
     def _admit(self) -> None:
-        admitted = self.scheduler.admit()
-        for sequence in admitted:
-            began = perf_counter()
-            self.verifier.admit(sequence)
+        for sequence in self.scheduler.admit():
+            self._admitted[sequence.id] = perf_counter()
+            sequence.counter.reused_tokens = self.verifier.admit(sequence)
             if sequence.request.method != "off":
                 self._proposer(sequence.request.method).admit(sequence)
-            sequence.counter.prefill_seconds = perf_counter() - began
-        for sequence in admitted:
+
+    def _read(self) -> None:
+        """Read prompts, the first admitted first: one piece between two rounds, or all of all where nobody minds."""
+        started = []
+        for sequence in self.scheduler.reading:
+            limit = self._pace.piece(decoding=bool(self.scheduler.running))
+            unread = self.verifier.unread(sequence)
+            began = perf_counter()
+            self.verifier.read(sequence, unread if limit is None else min(limit, unread))
+            left = self.verifier.unread(sequence)
+            if sequence.request.method != "off":
+                self._proposer(sequence.request.method).read(sequence, len(sequence.tokens) - 1 - left)
+            if unread > left:
+                self._pace.reading_took(unread - left, perf_counter() - began)
+            if not left:
+                self.scheduler.start(sequence)
+                sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
+                started.append(sequence)
+            if limit is not None:
+                break
+        for sequence in started:
             self._began[sequence.id] = self._now(sequence)
 
     def _propose(self, plan: Plan) -> list[Draft]:
@@ -78,6 +103,7 @@ class Loop:
         if sequence.request.method != "off":
             self._proposer(sequence.request.method).retire(sequence)
         self._began.pop(sequence.id, None)
+        self._admitted.pop(sequence.id, None)
 
     def _now(self, sequence: Running) -> tuple[float, float, float]:
         """Wall clock, seconds inside engines and seconds proposing, as the sequence sees them."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .engine import Engine, Step
 from .kv import KvCache
+from .prefixes import Prefixes
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Feed:
 class CachedModel:
     """One engine and the ``KvCache`` that its passes write. ``seconds`` is the time spent in passes so far."""
 
-    def __init__(self, engine: Engine, rows: int, *, padded: bool = True) -> None:
+    def __init__(self, engine: Engine, rows: int, *, padded: bool = True, remember: int = 0) -> None:
+        """``remember``: tokens of past texts whose keys and values are kept for prompts that begin like them."""
         self.engine = engine
         self.cache = KvCache(engine.new_storage(rows), engine.entry)
         self.seconds = 0.0
@@ -36,6 +38,24 @@ class CachedModel:
         # and where they depend on the view, it is always the longest.
         self._fixed_step = engine.entry.max_step if padded and probe is not None and not probe.step_invariant else 0
         self._fixed_view = engine.entry.capacity if padded and probe is not None and not probe.view_invariant else 0
+        # A remembered text was read and written in passes of any shape: it is as good as a new one only where bits are invariant.
+        invariant = probe is not None and probe.step_invariant and probe.batch_invariant and probe.view_invariant
+        self.prefixes = Prefixes(remember if invariant else 0)
+
+    def recall(self, owner: Hashable, tokens: Sequence[int]) -> int:
+        """Fill ``owner``'s empty row with what is remembered of the beginning of ``tokens``; returns how many that are."""
+        saved, shared = self.prefixes.find(tokens)
+        if shared:
+            self.cache.make_room(shared, owner=owner, at_least=self._fixed_view)
+            self.cache.storage.restore(self.cache.row(owner), saved, shared)
+            self.cache.commit(owner, np.arange(shared))
+        return shared
+
+    def remember(self, owner: Hashable, tokens: Sequence[int]) -> None:
+        """Keep the keys and values of ``tokens``, which ``owner``'s row begins with."""
+        assert len(tokens) <= self.cache.length(owner), "not all of that has been read"
+        if self.prefixes.worth(len(tokens)) and not self.prefixes.knows(tokens):
+            self.prefixes.put(tokens, self.cache.storage.save(self.cache.row(owner), len(tokens)))
 
     def prefill(self, owner: Hashable, tokens: Sequence[int]) -> None:
         """Append ``tokens`` to ``owner``'s row, in pieces that the engine takes; they become valid at once.

@@ -34,6 +34,10 @@ class Request:
     method: str
     """Proposer by name, or ``off``."""
     draft_len: int
+    draft_len_fixed: bool = True
+    """False: the scheduler may choose another."""
+    priority: int = 0
+    """Lower numbers are admitted first."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Emission:
     tokens: tuple[int, ...]
     accepted: int
     """How many of ``tokens`` were drafted; they come first."""
+    failed: bool
+    """The draft went on after those and was rejected there."""
     text: str
     """Certain text: may lag behind the tokens, never runs past a stop string."""
     logprobs: tuple[Logprobs, ...]
@@ -110,7 +116,7 @@ class Running:
         accepted = min(len(verdict.accepted), taken)
         failed = taken > accepted and bool(draft.children(nodes[-1]))
         self.counter.observe(emitted=taken, drafted=verdict.drafted, accepted=accepted, failed=failed)
-        return Emission(self.id, verdict.tokens[:taken], accepted, "".join(texts), tuple(chances), self.finish_reason)
+        return Emission(self.id, verdict.tokens[:taken], accepted, failed, "".join(texts), tuple(chances), self.finish_reason)
 
     def _append(self, token: int) -> str:
         """The text that ``token`` makes certain; sets ``finish_reason`` when it is the last."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from .request import Running
+from .draft import Draft
+from .draft_length import DraftLength
+from .request import Emission, Running
 
 
 @dataclass(frozen=True)
@@ -18,46 +20,81 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served; at most ``rows`` sequences at a time."""
+    """Sequences wait, then are read, then run. By priority, then first come, first served; at most ``rows`` are read or run."""
 
-    def __init__(self, rows: int, max_seq_len: int, max_draft_len: int) -> None:
+    def __init__(self, rows: int, max_seq_len: int, max_draft_len: int, draft_length: DraftLength | None = None) -> None:
+        """``draft_length`` chooses for those that leave it open; None: they get the recipe's."""
         self._rows, self._max_seq_len, self._max_draft_len = rows, max_seq_len, max_draft_len
-        self._waiting: deque[Running] = deque()
+        self._draft_length = draft_length
+        self._waiting: list[Running] = []
+        self._reading: list[Running] = []
         self._running: list[Running] = []
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return not self._waiting and not self._running
+        """Nothing runs, is read or waits."""
+        return not self._waiting and not self._reading and not self._running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def reading(self) -> tuple[Running, ...]:
+        """Those whose prompt is being read, the first admitted first."""
+        return tuple(self._reading)
+
+    @property
+    def running(self) -> tuple[Running, ...]:
+        """Those that decode."""
+        return tuple(self._running)
 
     def submit(self, sequence: Running) -> None:
-        """Put ``sequence`` at the end of the queue."""
-        self._waiting.append(sequence)
+        """Put ``sequence`` into the queue, behind all of its priority."""
+        insort(self._waiting, sequence, key=lambda other: other.request.priority)
 
     def admit(self) -> list[Running]:
-        """Move sequences from the queue to the free rows; returns those that now begin."""
-        admitted = [self._waiting.popleft() for _ in range(min(self._rows - len(self._running), len(self._waiting)))]
-        self._running += admitted
+        """Move sequences from the queue to the free rows, to be read; returns those."""
+        free = self._rows - len(self._reading) - len(self._running)
+        admitted, self._waiting = self._waiting[:free], self._waiting[free:]
+        self._reading += admitted
         return admitted
 
-    def plan(self) -> Plan:
-        """All that run, each with as many draft tokens as it asked for, as it can still emit before its last, and as fit."""
-        return Plan(tuple(self._running), tuple(self._draft_len(sequence) for sequence in self._running))
+    def start(self, sequence: Running) -> None:
+        """The prompt of ``sequence`` is read: it takes part in rounds."""
+        self._reading.remove(sequence)
+        self._running.append(sequence)
 
-    def _draft_len(self, sequence: Running) -> int:
+    def plan(self) -> Plan:
+        """All that run, each with as many draft tokens as are chosen for it, as it can still emit before its last, and as fit."""
+        chosen = self._draft_length.choose(self._running) if self._draft_length is not None else {}
+        return Plan(
+            tuple(self._running),
+            tuple(self._bounded(sequence, chosen.get(sequence.id, sequence.request.draft_len)) for sequence in self._running),
+        )
+
+    def _bounded(self, sequence: Running, draft_len: int) -> int:
         if sequence.request.method == "off":
             return 0
         room = self._max_seq_len - len(sequence.tokens)
-        return max(0, min(sequence.request.draft_len, self._max_draft_len, sequence.wanted - 1, room))
+        return max(0, min(draft_len, self._max_draft_len, sequence.wanted - 1, room))
+
+    def observe(self, plan: Plan, drafts: Sequence[Draft], emissions: Sequence[Emission]) -> None:
+        """Learn from a round what was accepted."""
+        if self._draft_length is not None:
+            for sequence, asked, draft, emission in zip(plan.sequences, plan.draft_lens, drafts, emissions, strict=True):
+                self._draft_length.observe(sequence, asked, len(draft), emission.accepted, emission.failed)
 
     def retire(self, finished: Sequence[Running]) -> None:
         """Forget sequences that ended."""
         self._running = [sequence for sequence in self._running if sequence not in finished]
 
     def cancel(self, owner: Hashable) -> Running | None:
-        """Take a sequence out wherever it is; returns it if it was running and so holds resources."""
-        self._waiting = deque(sequence for sequence in self._waiting if sequence.id != owner)
-        running = next((sequence for sequence in self._running if sequence.id == owner), None)
-        if running is not None:
-            self.retire([running])
-        return running
+        """Take a sequence out wherever it is; returns it if it holds a row."""
+        self._waiting = [sequence for sequence in self._waiting if sequence.id != owner]
+        held = next((sequence for sequence in (*self._reading, *self._running) if sequence.id == owner), None)
+        if held is not None:
+            self._reading = [sequence for sequence in self._reading if sequence is not held]
+            self.retire([held])
+        return held

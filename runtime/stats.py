@@ -10,6 +10,8 @@ class RequestStats:
     """Figures of one finished (or running) request."""
 
     prompt_tokens: int
+    reused_tokens: int
+    """Of them: remembered from other requests, not read."""
     emitted_tokens: int
     num_spec_steps: int
     """Rounds: target passes that decoded for this request."""
@@ -38,6 +40,7 @@ class RequestCounter:
     """Counts one request's rounds. Times of a round that it shared with others count in full: it waited for them."""
 
     prompt_tokens: int
+    reused_tokens: int = 0
     emitted: int = 0
     rounds: int = 0
     drafted: int = 0
@@ -71,6 +74,7 @@ class RequestCounter:
         """The figures as they stand."""
         return RequestStats(
             prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused_tokens,
             emitted_tokens=self.emitted,
             num_spec_steps=self.rounds,
             num_draft_tokens=self.drafted,

@@ -21,18 +21,34 @@ class Verifier:
         self._target = target
 
     @property
+    def kv_tokens(self) -> int:
+        """Cache positions held by sequences."""
+        return int(self._target.cache.lengths.sum())
+
+    @property
     def engine_seconds(self) -> float:
         """Time spent in the target's passes so far."""
         return self._target.seconds
 
-    def admit(self, sequence: Running) -> None:
-        """Give ``sequence`` a row and read its prompt but for the last token, which the first round feeds.
+    def admit(self, sequence: Running) -> int:
+        """Give ``sequence`` a row and fill it with what is remembered of its prompt; returns how many tokens that are.
 
         Raises:
             CapacityError: no row is free.
         """
         self._target.cache.reserve(sequence.id)
-        self._target.prefill(sequence.id, sequence.tokens[:-1])
+        return self._target.recall(sequence.id, sequence.tokens[:-1])
+
+    def unread(self, sequence: Running) -> int:
+        """Prompt tokens not yet in the cache; the last one is fed by the first round."""
+        return len(sequence.tokens) - 1 - self._target.cache.length(sequence.id)
+
+    def read(self, sequence: Running, count: int) -> None:
+        """Read the next ``count`` prompt tokens; a prompt that is read whole is remembered."""
+        start = self._target.cache.length(sequence.id)
+        self._target.prefill(sequence.id, sequence.tokens[start : start + count])
+        if not self.unread(sequence):
+            self._target.remember(sequence.id, sequence.tokens[:-1])
 
     def check(self, plan: Plan) -> None:
         """Assert what must hold when a round starts."""
@@ -59,6 +75,8 @@ class Verifier:
             self._target.cache.commit(sequence.id, np.array([0, *(node + 1 for node in verdict.accepted)]))
 
     def retire(self, sequence: Running) -> None:
-        """Take the row of ``sequence`` back, if it came to have one."""
+        """Take the row of ``sequence`` back, if it came to have one; a finished text is remembered: a chat goes on from it."""
         if sequence.id in self._target.cache.owners:
+            if sequence.finish_reason is not None:
+                self._target.remember(sequence.id, sequence.tokens[: self._target.cache.length(sequence.id)])
             self._target.cache.release(sequence.id)

@@ -64,6 +64,12 @@ class OnnxRuntimeStorage:
     def move_row(self, source: int, target: int, length: int) -> None:
         self.tensor[:, target, :, :length] = self.tensor[:, source, :, :length]
 
+    def save(self, row: int, length: int) -> NDArray[np.float32]:
+        return self.tensor[:, row, :, :length].copy()
+
+    def restore(self, row: int, saved: NDArray[np.float32], length: int) -> None:
+        self.tensor[:, row, :, :length] = saved[:, :, :length]
+
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
         self.tensor[:, row, :, start : start + len(sources)] = self.tensor[:, row][:, :, sources]
 

@@ -46,6 +46,18 @@ class TorchStorage:
         with torch.cuda.stream(self._stream):
             self.tensor[:, target, :, :length] = self.tensor[:, source, :, :length]
 
+    def save(self, row: int, length: int) -> torch.Tensor:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            return self.tensor[:, row, :, :length].clone()
+
+    def restore(self, row: int, saved: torch.Tensor, length: int) -> None:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            self.tensor[:, row, :, :length] = saved[:, :, :length]
+
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
         import torch
 

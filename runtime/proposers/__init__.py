@@ -14,16 +14,16 @@ from .base import Proposer
 from .draft_model import DraftModelProposer
 from .ngram import NgramProposer
 
-Factory = Callable[[Bundle, int, int | None], Proposer]
-"""(bundle, rows, threads) → proposer."""
+Factory = Callable[[Bundle, int, int | None, int], Proposer]
+"""(bundle, rows, threads, tokens to remember) → proposer."""
 
 
-def _ngram(bundle: Bundle, rows: int, threads: int | None) -> Proposer:
+def _ngram(bundle: Bundle, rows: int, threads: int | None, remember: int) -> Proposer:
     speculation = bundle.manifest.recipe.speculation
     return NgramProposer(speculation.ngram_min, speculation.ngram_max)
 
 
-def _draft_model(bundle: Bundle, rows: int, threads: int | None) -> Proposer:
+def _draft_model(bundle: Bundle, rows: int, threads: int | None, remember: int) -> Proposer:
     # The output does not depend on the bits of a draft: its passes need no padding.
     return DraftModelProposer(CachedModel(load(bundle.path, bundle.engine("draft"), threads=threads), rows, padded=False))
 
@@ -32,7 +32,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType({"ngram": _ngram, "draft_model
 """Every method but ``off``."""
 
 
-def create(method: str, bundle: Bundle, rows: int, threads: int | None) -> Proposer:
+def create(method: str, bundle: Bundle, rows: int, threads: int | None, remember: int = 0) -> Proposer:
     """The proposer of ``method`` for ``rows`` sequences.
 
     Raises:
@@ -41,4 +41,4 @@ def create(method: str, bundle: Bundle, rows: int, threads: int | None) -> Propo
     """
     if method not in METHODS:
         raise RequestError(f"speculation method {method!r} is unknown.{close_match(method, ['off', *METHODS])}")
-    return METHODS[method](bundle, rows, threads)
+    return METHODS[method](bundle, rows, threads, remember)

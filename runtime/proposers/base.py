@@ -30,6 +30,10 @@ class Proposer(Protocol):
         """A sequence joins; its tokens are its prompt's."""
         ...
 
+    def read(self, sequence: Running, length: int) -> None:
+        """The target has read the first ``length`` prompt tokens: time to read as far."""
+        ...
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A draft for each of ``asks``, in order; an empty one where there is nothing to propose.
 

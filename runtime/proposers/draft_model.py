@@ -49,8 +49,12 @@ class DraftModelProposer:
 
     def admit(self, sequence: Running) -> None:
         self._model.cache.reserve(sequence.id)
-        self._rows[sequence.id] = _Row()
-        self._read(sequence, sequence.tokens[:-1])
+        self._rows[sequence.id] = _Row(agreed=self._model.recall(sequence.id, sequence.tokens[:-1]))
+
+    def read(self, sequence: Running, length: int) -> None:
+        self._read(sequence, sequence.tokens[self._rows[sequence.id].agreed : length])
+        if length == len(sequence.tokens) - 1:
+            self._model.remember(sequence.id, sequence.tokens[:-1])
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         branches = [_Branch(ask) for ask in asks]
@@ -67,7 +71,10 @@ class DraftModelProposer:
         return [branch.draft() for branch in branches]
 
     def retire(self, sequence: Running) -> None:
-        if self._rows.pop(sequence.id, None) is not None:
+        row = self._rows.pop(sequence.id, None)
+        if row is not None:
+            if sequence.finish_reason is not None:
+                self._model.remember(sequence.id, sequence.tokens[: row.agreed])
             self._model.cache.release(sequence.id)
 
     def _catch_up(self, sequence: Running) -> Feed:

@@ -53,8 +53,10 @@ class NgramProposer:
         self._indexes: dict[Hashable, NgramIndex] = {}
 
     def admit(self, sequence: Running) -> None:
-        index = self._indexes[sequence.id] = NgramIndex(self._shortest, self._longest)
-        index.extend(sequence.tokens)
+        self._indexes[sequence.id] = NgramIndex(self._shortest, self._longest)
+
+    def read(self, sequence: Running, length: int) -> None:
+        self._indexes[sequence.id].extend(sequence.tokens[: length + 1])
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask.sequence, ask.draft_len) for ask in asks]

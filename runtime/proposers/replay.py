@@ -20,6 +20,9 @@ class ReplayProposer:
     def admit(self, sequence: Running) -> None:
         pass
 
+    def read(self, sequence: Running, length: int) -> None:
+        pass
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [Draft.chain(self._next(ask.sequence)[: ask.draft_len]) for ask in asks]
 

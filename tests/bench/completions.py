@@ -18,6 +18,7 @@ def completion(
     """An answer of ``tokens`` that decoded for ``seconds``, ``engine`` of them inside engines, in ``rounds``."""
     stats = RequestStats(
         prompt_tokens=3,
+        reused_tokens=0,
         emitted_tokens=len(tokens),
         num_spec_steps=rounds,
         num_draft_tokens=0,

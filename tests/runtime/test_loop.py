@@ -43,6 +43,8 @@ class TreeProposer:
 
     def admit(self, sequence: Running) -> None: ...
 
+    def read(self, sequence: Running, length: int) -> None: ...
+
     def retire(self, sequence: Running) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -80,14 +82,14 @@ def checked_generate(generator: Generator, prompts: Sequence[list[int]], params:
 
 def caches(generator: Generator) -> list[Any]:
     draft = generator._proposers.get("draft_model")
-    return [generator._loop.verifier._target.cache] + ([draft._model.cache] if draft is not None else [])
+    return [generator.loop.verifier._target.cache] + ([draft._model.cache] if draft is not None else [])
 
 
 def assert_idle(generator: Generator) -> None:
     """Whatever was held is free."""
-    assert generator._loop.scheduler.idle
+    assert generator.loop.scheduler.idle
     assert [cache.live for cache in caches(generator)] == [0] * len(caches(generator))
-    assert not generator._loop._began
+    assert not generator.loop._began
     assert not generator._inboxes
     for proposer in generator._proposers.values():
         assert not getattr(proposer, "_rows", None)
@@ -202,7 +204,7 @@ def test_a_prompt_is_read_beside_a_sequence_that_fills_its_row(toys: Toys) -> No
 
 
 def test_an_idle_round_does_nothing(toys: Toys) -> None:
-    assert toys.generator()._loop.round() == []
+    assert toys.generator().loop.round() == []
 
 
 def test_speculation_is_really_on(toys: Toys) -> None:

@@ -79,6 +79,7 @@ def test_lookup_copies_what_followed_as_far_as_it_matched_and_goes_round_in_loop
 def test_lookup_sees_the_output_too(toys: Toys) -> None:
     proposer, sequence = NgramProposer(1, 3), running(toys, [1, 2])
     proposer.admit(sequence)
+    proposer.read(sequence, len(sequence.tokens) - 1)
     assert proposer.propose([Ask(sequence, 2)])[0].tokens == ()
     for token in (3, 1, 2):
         sequence.context.push(token)
@@ -151,6 +152,7 @@ def test_after_full_acceptance_the_draft_feeds_two_tokens_and_else_one(toys: Toy
     engine = ToyEngine(MODEL, toy_entry("draft", MODEL))
     proposer, sequence = DraftModelProposer(CachedModel(engine, 1)), running(toys, [1, 2, 3, 4])
     proposer.admit(sequence)
+    proposer.read(sequence, len(sequence.tokens) - 1)
     assert [step.input_ids.shape[1] for step in engine.steps] == [3]
     missing = 1
     for kept, missing_after in ((3, 2), (2, 1), (3, 2), (1, 1), (0, 1), (3, 2), (3, 2)):
@@ -168,6 +170,7 @@ def test_a_long_gap_is_read_in_pieces(toys: Toys) -> None:
     engine = ToyEngine(MODEL, toy_entry("draft", MODEL))
     proposer, sequence = DraftModelProposer(CachedModel(engine, 1)), running(toys, [1, 2])
     proposer.admit(sequence)
+    proposer.read(sequence, len(sequence.tokens) - 1)
     for token in range(20):
         sequence.context.push(token)
     assert proposer.propose([Ask(sequence, 2)])[0].tokens == expected_draft(sequence, 2).tokens
