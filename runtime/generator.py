@@ -88,15 +88,15 @@ class Generator:
             raise RequestError(f"verification {self._rule!r} is unknown.{close_match(self._rule, RULES)}")
         self._threads = threads
         entry = bundle.engine("target")
-        self._rows = entry.max_batch_size if batch is None else batch
-        if not 1 <= self._rows <= entry.max_batch_size:
+        self.rows = entry.max_batch_size if batch is None else batch
+        if not 1 <= self.rows <= entry.max_batch_size:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {entry.max_batch_size}; raise target.max_batch_size")
         self.entry = entry
         self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
         self._proposers = dict(proposers or {})
         self._remember = remember
-        target = CachedModel(load(bundle.path, entry, threads=threads), self._rows, remember=remember)
-        scheduler = Scheduler(self._rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
+        target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember)
+        scheduler = Scheduler(self.rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
         self.loop = Loop(scheduler, Verifier(target), self._proposer, Pace(1.0 if interactive else None))
         self._ids = count()
         self._inboxes: dict[Hashable, deque[Emission]] = {}
@@ -126,7 +126,7 @@ class Generator:
             notes.append("the engine's bits depend on the number of new tokens: every pass is padded to the largest")
         if not probe.view_invariant:
             notes.append("the engine's bits depend on the cache view: the longest is always used")
-        if not probe.batch_invariant and self._rows > 1:
+        if not probe.batch_invariant and self.rows > 1:
             notes.append(
                 "the engine's bits depend on the batch: other neighbours may give other tokens; open it with batch=1 to rule that out"
             )
@@ -237,7 +237,7 @@ class Generator:
     def _proposer(self, method: str) -> Proposer:
         """The proposer of ``method``, made (and its engine loaded) when it is first asked for."""
         if method not in self._proposers:
-            self._proposers[method] = create(method, self.bundle, self._rows, self._threads, self._remember)
+            self._proposers[method] = create(method, self.bundle, self.rows, self._threads, self._remember)
         return self._proposers[method]
 
     def _draft_length(self) -> DraftLength | None:

@@ -48,6 +48,7 @@ class Emission:
     tokens: tuple[int, ...]
     accepted: int
     """How many of ``tokens`` were drafted; they come first."""
+    drafted: int
     failed: bool
     """The draft went on after those and was rejected there."""
     text: str
@@ -116,7 +117,9 @@ class Running:
         accepted = min(len(verdict.accepted), taken)
         failed = taken > accepted and bool(draft.children(nodes[-1]))
         self.counter.observe(emitted=taken, drafted=verdict.drafted, accepted=accepted, failed=failed)
-        return Emission(self.id, verdict.tokens[:taken], accepted, failed, "".join(texts), tuple(chances), self.finish_reason)
+        return Emission(
+            self.id, verdict.tokens[:taken], accepted, verdict.drafted, failed, "".join(texts), tuple(chances), self.finish_reason
+        )
 
     def _append(self, token: int) -> str:
         """The text that ``token`` makes certain; sets ``finish_reason`` when it is the last."""

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from time import monotonic
+from typing import Protocol, TypeVar
 
-from specbuild.errors import SpecbuildError
+from specbuild.errors import BusyError, CancelledError, SpecbuildError, TimedOutError
 
-from .generator import Delta, Generator, Prompt
+from .generator import Answer, Delta, Generator, Prompt
+from .request import Emission, Running
 from .sampling import SamplingParams
+
+OBSERVE_EVERY = 0.1
+"""Seconds between two calls of an observer."""
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Sink(Protocol):
-    """Where one request's answer goes. Called from the service's thread: it must return soon and not raise."""
+    """Where one request's answer goes. Called from the service's thread: it must return soon."""
 
     def delta(self, delta: Delta) -> None:
         """A round added something; ``delta.completion`` comes with the last one."""
@@ -34,27 +45,29 @@ class ServiceStats:
 
     queued: int
     running: int
+    """Holding a row: being read or decoding."""
     kv_used_tokens: int
     kv_capacity_tokens: int
-    requests: int
-    completed: int
-    cancelled: int
-    timed_out: int
-    rejected: int
-    failed: int
-    prompt_tokens: int
-    reused_tokens: int
-    emitted_tokens: int
-    drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-    accepted_by_position: tuple[int, ...]
-    queue_seconds: float
-    prefill_seconds: float
-    rounds: int
-    round_seconds: float
-    draft_lens: tuple[int, ...]
-    """Index k: rounds of a sequence that were given k draft tokens."""
+    counters: Mapping[str, float]
+    """``requests`` and how they ended (``completed``, ``cancelled``, ``timed_out``, ``rejected``, ``failed``); ``prompt_tokens``,
+    ``reused_tokens``, ``emitted_tokens``; ``drafts``, ``draft_tokens``, ``accepted_tokens``; ``rounds``; and, in seconds,
+    ``queue_seconds``, ``prefill_seconds``, ``first_token_seconds``, ``decode_seconds``."""
+    accepted_by_position: Counter[int]
+    draft_lens: Counter[int]
+    """Draft length → how often a sequence was given it in a round."""
+
+
+@dataclass
+class _Live:
+    """A request between submit and its last call of the sink."""
+
+    sequence: Running
+    answer: Answer
+    sink: Sink
+    submitted: float
+    deadline: float | None
+    admitted: bool = False
+    answered: bool = False
 
 
 class Service:
@@ -62,8 +75,21 @@ class Service:
 
     def __init__(self, generator: Generator, *, queue_limit: int = 256) -> None:
         self.generator = generator
+        self._queue_limit = queue_limit
+        self._incoming: deque[_Live] = deque()
+        self._live: dict[Hashable, _Live] = {}
+        self._counters: defaultdict[str, float] = defaultdict(float)
+        self._accepted_at: Counter[int] = Counter()
+        self._draft_lens: Counter[int] = Counter()
+        self._observers: list[Callable[[ServiceStats], None]] = []
+        self._observed = 0.0
+        self._closing = False
+        # Guards what other threads touch: the queue, the counters and ``_closing``; also wakes the service's thread.
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="specbuild-service", daemon=True)
+        self._thread.start()
 
-    def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, *, priority: int = 0, timeout: float | None = None) -> object:
+    def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, *, priority: int = 0, timeout: float | None = None) -> Hashable:
         """Queue a request; returns its id. ``sink`` gets all that follows, its last call is ``failed`` or the delta with the completion.
 
         Args:
@@ -72,18 +98,149 @@ class Service:
 
         Raises:
             RequestError: the prompt or a parameter is outside what the bundle allows.
-            BusyError: the queue is full.
+            BusyError: the queue is full, or the service is closing.
         """
-        raise NotImplementedError
+        now = monotonic()
+        try:
+            sequence = self.generator.sequence(prompt, params, priority=priority)
+        except SpecbuildError:
+            with self._changed:
+                self._counters["rejected"] += 1
+            raise
+        live = _Live(sequence, Answer(sequence), sink, now, None if timeout is None else now + timeout)
+        with self._changed:
+            waiting = len(self._incoming) + self.generator.loop.scheduler.waiting
+            if self._closing or waiting >= self._queue_limit:
+                self._counters["rejected"] += 1
+                raise BusyError("the service is closing" if self._closing else f"{waiting} requests are waiting; try again later")
+            self._counters["requests"] += 1
+            self._counters["prompt_tokens"] += len(sequence.request.prompt)
+            self._incoming.append(live)
+            self._changed.notify()
+        return sequence.id
 
     def stats(self) -> ServiceStats:
         """The figures as they stand, from any thread."""
-        raise NotImplementedError
+        loop, entry = self.generator.loop, self.generator.entry
+        with self._changed:
+            return ServiceStats(
+                queued=len(self._incoming) + loop.scheduler.waiting,
+                running=len(loop.scheduler.reading) + len(loop.scheduler.running),
+                kv_used_tokens=loop.verifier.kv_tokens,
+                kv_capacity_tokens=self.generator.rows * entry.max_seq_len,
+                counters=dict(self._counters),
+                accepted_by_position=Counter(self._accepted_at),
+                draft_lens=Counter(self._draft_lens),
+            )
 
     def on_round(self, observer: Callable[[ServiceStats], None]) -> None:
-        """Have ``observer`` called from the service's thread after rounds, at most ten times a second."""
-        raise NotImplementedError
+        """Have ``observer`` called from the service's thread after rounds and when all is done, at most ten times a second."""
+        self._observers.append(observer)
 
-    def close(self, *, wait: bool = True) -> None:
+    def close(self) -> None:
         """Stop the thread; whatever runs or waits fails with ``CancelledError``."""
-        raise NotImplementedError
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Assert that nothing is held for nobody: every row belongs to a live request."""
+        self.generator.loop.verifier.check_rows(sequence.id for sequence in self._held())
+
+    def _held(self) -> tuple[Running, ...]:
+        scheduler = self.generator.loop.scheduler
+        return (*scheduler.reading, *scheduler.running)
+
+    def _run(self) -> None:
+        while self._take():
+            try:
+                self._drop_unwanted()
+                emissions = self.generator.loop.round()
+            except Exception as error:  # whatever it was, the round's requests are lost and the service goes on
+                log.exception("a round failed")
+                for owner in list(self._live):
+                    self._fail(owner, "failed", error if isinstance(error, SpecbuildError) else SpecbuildError(f"internal error: {error}"))
+                continue
+            self._hand_out(emissions)
+            self._observe(idle=not self._live)
+        for owner in list(self._live):
+            self._fail(owner, "cancelled", CancelledError("the service is closing"))
+
+    def _take(self) -> bool:
+        """Wait for work and move what came in to the scheduler; False when the service is to end."""
+        with self._changed:
+            while not (self._incoming or self._live or self._closing):
+                self._changed.wait()
+            for live in self._incoming:
+                self._live[live.sequence.id] = live
+                self.generator.loop.scheduler.submit(live.sequence)
+            self._incoming.clear()
+            return not self._closing
+
+    def _drop_unwanted(self) -> None:
+        now = monotonic()
+        for owner, live in list(self._live.items()):
+            if live.sink.cancelled():
+                self._fail(owner, "cancelled", CancelledError("the client has gone"))
+            elif live.deadline is not None and now > live.deadline:
+                self._fail(owner, "timed_out", TimedOutError(f"not done {live.deadline - live.submitted:g} s after it was asked for"))
+
+    def _fail(self, owner: Hashable, how: str, error: SpecbuildError) -> None:
+        live = self._live.pop(owner)
+        self.generator.loop.cancel(owner)
+        with self._changed:
+            self._counters[how] += 1
+        _call(live.sink.failed, error)
+
+    def _hand_out(self, emissions: list[Emission]) -> None:
+        now = monotonic()
+        with self._changed:
+            self._counters["rounds"] += bool(emissions)
+            for owner in {*(sequence.id for sequence in self._held()), *(emission.id for emission in emissions)}:
+                live = self._live[owner]
+                if not live.admitted:
+                    live.admitted = True
+                    self._counters["queue_seconds"] += now - live.submitted
+                    self._counters["reused_tokens"] += live.sequence.counter.reused_tokens
+            for emission in emissions:
+                self._count(emission, self._live[emission.id], now)
+        for emission in emissions:
+            live = self._live[emission.id]
+            delta = live.answer.take(0, emission)
+            if emission.finish_reason is not None:
+                del self._live[emission.id]
+            _call(live.sink.delta, delta)
+
+    def _count(self, emission: Emission, live: _Live, now: float) -> None:
+        counters = self._counters
+        counters["emitted_tokens"] += len(emission.tokens)
+        counters["drafts"] += emission.drafted > 0
+        counters["draft_tokens"] += emission.drafted
+        counters["accepted_tokens"] += emission.accepted
+        self._draft_lens[emission.drafted] += 1
+        for position in range(emission.accepted):
+            self._accepted_at[position] += 1
+        if not live.answered:
+            live.answered = True
+            counters["first_token_seconds"] += now - live.submitted
+        if emission.finish_reason is not None:
+            counters["completed"] += 1
+            counters["prefill_seconds"] += live.sequence.counter.prefill_seconds
+            counters["decode_seconds"] += live.sequence.counter.decode_seconds
+
+    def _observe(self, *, idle: bool) -> None:
+        now = monotonic()
+        if self._observers and (idle or now - self._observed >= OBSERVE_EVERY):
+            self._observed = now
+            stats = self.stats()
+            for observer in self._observers:
+                _call(observer, stats)
+
+
+def _call(function: Callable[[T], None], argument: T) -> None:
+    """A sink or observer that raises harms nobody else."""
+    try:
+        function(argument)
+    except Exception:
+        log.exception("a sink failed")

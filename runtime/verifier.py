@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,11 @@ class Verifier:
     def engine_seconds(self) -> float:
         """Time spent in the target's passes so far."""
         return self._target.seconds
+
+    def check_rows(self, owners: Iterable[Hashable]) -> None:
+        """Assert that exactly ``owners`` hold rows, one each."""
+        self._target.cache.check()
+        assert set(self._target.cache.owners) == set(owners), "a row is held for nobody, or somebody has none"
 
     def admit(self, sequence: Running) -> int:
         """Give ``sequence`` a row and fill it with what is remembered of its prompt; returns how many tokens that are.

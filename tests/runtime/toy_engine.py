@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specbuild.bundle import Bundle, EngineEntry, Manifest, Probe, Vocabulary
+from specbuild.bundle import Bundle, EngineEntry, Manifest, Probe, StepCost, Vocabulary
 from specbuild.errors import CapacityError
 from specbuild.recipe import Recipe
 from specbuild.runtime.acceptance import SeededRound
@@ -100,6 +101,12 @@ class ToyStorage:
     def move_row(self, source: int, target: int, length: int) -> None:
         self.entries[target, :length] = self.entries[source, :length]
 
+    def save(self, row: int, length: int) -> Words:
+        return self.entries[row, :length].copy()
+
+    def restore(self, row: int, saved: Words, length: int) -> None:
+        self.entries[row, :length] = saved[:length]
+
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
         self.entries[row, start : start + len(sources)] = self.entries[row, sources]
 
@@ -144,7 +151,8 @@ class ToyEngine:
 
 def invariant(**changes: bool) -> Probe:
     flags = {"step_invariant": True, "batch_invariant": True, "view_invariant": True} | changes
-    return Probe(**flags, step_costs=(), parity=None)
+    costs = tuple(StepCost(batch=b, step=s, context=1, seconds=0.01 * b + 0.001 * s) for b in (1, 4) for s in (1, MAX_STEP))
+    return Probe(**flags, step_costs=costs, parity=None)
 
 
 def toy_entry(role: str, model: ToyModel, **changes: object) -> EngineEntry:
@@ -183,7 +191,14 @@ class Toys:
     engines: dict[str, ToyEngine] = field(default_factory=dict)
 
     def generator(
-        self, *, batch: int = 4, verification: str = "coupled", proposers: dict[str, Proposer] | None = None, **changes: object
+        self,
+        *,
+        batch: int = 4,
+        verification: str = "coupled",
+        proposers: dict[str, Proposer] | None = None,
+        interactive: bool = False,
+        remember: int = 0,
+        **changes: object,
     ) -> Generator:
         """``changes`` to both engines' entries."""
         entries = toy_entry("target", self.target, **changes), toy_entry("draft", self.draft, **changes)
@@ -197,7 +212,8 @@ class Toys:
             engines=entries,
             files={},
         )
-        return Generator(Bundle(self.folder, manifest), batch=batch, verification=verification, proposers=proposers)
+        options: dict[str, Any] = {"verification": verification, "proposers": proposers, "interactive": interactive}
+        return Generator(Bundle(self.folder, manifest), batch=batch, remember=remember, **options)
 
     def load(self, folder: Path, entry: EngineEntry, *, threads: int | None = None) -> ToyEngine:
         model = self.target if entry.role == "target" else self.draft

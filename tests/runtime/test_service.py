@@ -1,0 +1,151 @@
+"""The service: whoever asks, whenever they leave, the answers are those of plain decoding and nothing stays held."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from toy_engine import VOCABULARY, Toys, toys
+
+from specbuild.errors import BusyError, CancelledError, RequestError, SpecbuildError, TimedOutError
+from specbuild.runtime.generator import Completion, Delta
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.service import Service
+
+__all__ = ["toys"]
+
+
+@dataclass
+class Client:
+    """Collects one answer; leaves after ``patience`` deltas."""
+
+    patience: int = 10**9
+    deltas: list[Delta] = field(default_factory=list)
+    error: SpecbuildError | None = None
+    ends: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def delta(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        if delta.completion is not None:
+            self._end()
+
+    def failed(self, error: SpecbuildError) -> None:
+        self.error = error
+        self._end()
+
+    def cancelled(self) -> bool:
+        return len(self.deltas) >= self.patience
+
+    def _end(self) -> None:
+        self.ends += 1
+        self.done.set()
+
+    @property
+    def completion(self) -> Completion:
+        assert self.done.wait(30)
+        completion = self.deltas[-1].completion
+        assert completion is not None, self.error
+        return completion
+
+
+def service_of(toys: Toys, **options: Any) -> Service:
+    return Service(toys.generator(interactive=True, remember=4096), **options)
+
+
+def requests(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
+    draw = random.Random(seed)
+    shared = [draw.randrange(VOCABULARY) for _ in range(40)]
+    made = []
+    for number in range(count):
+        start = shared[: draw.randrange(32, 37)] if draw.random() < 0.5 else []
+        prompt = start + [draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 4))]
+        method = draw.choice(["off", "ngram", "draft_model"])
+        temperature = draw.choice([0.0, 0.9])
+        made.append((prompt, SamplingParams(temperature=temperature, seed=number, max_tokens=draw.randrange(1, 9), speculation=method)))
+    return made
+
+
+def test_answers_are_those_of_plain_decoding_whoever_leaves(toys: Toys) -> None:
+    plain = toys.generator()
+    service = service_of(toys)
+    asked = requests(60, seed=1)
+    draw = random.Random(2)
+    clients = [Client(patience=draw.randrange(1, 4) if draw.random() < 0.3 else 10**9) for _ in asked]
+    threads = [
+        threading.Thread(target=lambda part: [service.submit(*asked[i], clients[i]) for i in part], args=(range(start, 60, 4),))
+        for start in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    left = 0
+    for (prompt, params), client in zip(asked, clients, strict=True):
+        assert client.done.wait(60)
+        assert client.ends == 1
+        [expected] = plain.generate([prompt], params)
+        tokens = tuple(token for delta in client.deltas for token in delta.tokens)
+        if client.error is None:
+            assert client.completion.token_ids == tokens == expected.token_ids
+            assert client.completion.text == "".join(delta.text for delta in client.deltas) == expected.text
+        else:
+            left += 1
+            assert isinstance(client.error, CancelledError)
+            assert tokens == expected.token_ids[: len(tokens)]
+    assert left > 0, "nobody left: the test shows nothing"
+    service.close()
+    service.check()
+    stats = service.stats()
+    assert (stats.queued, stats.running, stats.kv_used_tokens) == (0, 0, 0)
+    assert stats.counters["requests"] == 60 == stats.counters["completed"] + stats.counters["cancelled"]
+    assert stats.counters["cancelled"] == left
+    assert stats.counters["emitted_tokens"] == sum(len(delta.tokens) for client in clients for delta in client.deltas)
+    assert stats.counters["accepted_tokens"] == sum(stats.accepted_by_position.values())
+    assert stats.counters["reused_tokens"] > 0
+
+
+def test_a_full_queue_says_so_and_a_bad_request_never_enters_it(toys: Toys) -> None:
+    service = service_of(toys, queue_limit=0)
+    with pytest.raises(BusyError, match="0 requests are waiting; try again later"):
+        service.submit([1, 2], SamplingParams(max_tokens=2), Client())
+    with pytest.raises(RequestError, match="the prompt has no tokens"):
+        service.submit([], SamplingParams(max_tokens=2), Client())
+    assert service.stats().counters == {"rejected": 2}
+    service.close()
+
+
+def test_a_request_that_takes_too_long_ends_wherever_it_is(toys: Toys) -> None:
+    service, client = service_of(toys), Client()
+    service.submit([1, 2], SamplingParams(max_tokens=20), client, timeout=0.0)
+    assert client.done.wait(30)
+    assert isinstance(client.error, TimedOutError)
+    service.close()
+    service.check()
+
+
+def test_closing_ends_what_runs(toys: Toys) -> None:
+    service = service_of(toys)
+    clients = [Client() for _ in range(12)]
+    for number, client in enumerate(clients):
+        service.submit([1, 2, number + 1], SamplingParams(max_tokens=40, ignore_eos=True), client)
+    service.close()
+    assert all(client.ends == 1 for client in clients)
+    service.check()
+    with pytest.raises(BusyError, match="closing"):
+        service.submit([1], SamplingParams(max_tokens=1), Client())
+
+
+def test_a_sink_that_raises_harms_nobody(toys: Toys) -> None:
+    class Broken(Client):
+        def delta(self, delta: Delta) -> None:
+            raise RuntimeError("broken")
+
+    service, good = service_of(toys), Client()
+    service.submit([1, 2], SamplingParams(max_tokens=4), Broken())
+    service.submit([1, 2], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True), good)
+    assert len(good.completion.token_ids) == 4
+    service.close()
