@@ -1,0 +1,142 @@
+"""The chosen draft length is the one that emits most a second, and changes its mind both ways."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbuild.bundle import StepCost
+from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, MethodRecord
+from specbuild.runtime.pace import LARGEST, SMALLEST, Pace
+from specbuild.runtime.prefixes import Prefixes
+from specbuild.runtime.stats import RequestCounter
+from specbuild.runtime.step_times import StepTimes
+
+LONGEST = 7
+
+
+def times(first: float, each: float) -> StepTimes:
+    """A pass of S tokens for B sequences takes first + each · B · S."""
+    return StepTimes(
+        [StepCost(batch=b, step=s, context=c, seconds=first + each * b * s) for b in (1, 8) for s in (1, LONGEST + 1) for c in (100, 1000)]
+    )
+
+
+def sequence(number: int = 0, method: str = "ngram", fixed: bool = False) -> Any:
+    request = SimpleNamespace(method=method, draft_len=4, draft_len_fixed=fixed)
+    return SimpleNamespace(id=number, tokens=[1] * 200, request=request, counter=RequestCounter(200))
+
+
+def settled(chooser: DraftLength, running: list[Any], rate: float, rounds: int = 400) -> int:
+    """The length chosen after many rounds in which every ``rate``-th… share of positions is accepted, spread evenly."""
+    owed, chosen = 0.0, 0
+    for _ in range(rounds):
+        for one in running:
+            chosen = chooser.choose(running)[one.id]
+            accepted = 0
+            while accepted < chosen:
+                owed += rate
+                if owed < 1:
+                    break
+                owed -= 1
+                accepted += 1
+            failed = accepted < chosen
+            chooser.observe(one, chosen, chosen, accepted, failed)
+            one.counter.observe(emitted=accepted + 1, drafted=chosen, accepted=accepted, failed=failed)
+    return chosen
+
+
+def test_times_are_linear_between_what_was_measured() -> None:
+    measured = times(first=4.0, each=1.0)
+    assert measured.seconds(1, 1, 100) == 5.0
+    assert measured.seconds(3, 4, 500) == pytest.approx(16.0)
+    assert measured.seconds(20, 30, 5000) == measured.seconds(8, 8, 1000)
+
+
+def test_cheap_tokens_that_are_accepted_are_drafted_to_the_longest() -> None:
+    assert settled(DraftLength(LONGEST, times(1.0, 0.01), {}), [sequence()], rate=0.95) == LONGEST
+
+
+def test_nothing_is_drafted_where_nothing_is_accepted() -> None:
+    chooser, one = DraftLength(LONGEST, times(1.0, 0.2), {}), sequence()
+    settled(chooser, [one], rate=0.0)
+    later = [chooser.choose([one])[0] for _ in range(2 * TRY_AGAIN)]
+    assert sorted(set(later)) == [0, 1]
+    assert later.count(1) == 2, "one token is tried again now and then"
+
+
+def test_a_draft_engine_that_costs_as_much_as_the_target_is_not_asked() -> None:
+    slow = times(1.0, 0.1)
+    chooser = DraftLength(LONGEST, slow, {"draft_model": slow})
+    assert settled(chooser, [sequence(method="draft_model")], rate=0.9) in (0, 1)
+    assert chooser._current == 0
+
+
+def test_a_crowded_pass_gets_shorter_drafts() -> None:
+    lengths = {
+        batch: settled(DraftLength(LONGEST, times(4.0, 1.0), {}), [sequence(i) for i in range(batch)], rate=0.8, rounds=100)
+        for batch in (1, 8)
+    }
+    assert lengths[8] < lengths[1]
+
+
+def test_it_changes_back_when_acceptance_comes_back() -> None:
+    chooser = DraftLength(LONGEST, times(1.0, 0.15), {})
+    assert settled(chooser, [sequence()], rate=0.0) <= 1
+    assert settled(chooser, [sequence()], rate=0.95, rounds=3000) >= 3
+
+
+def test_who_fixed_a_length_keeps_it_and_off_is_left_alone() -> None:
+    chooser = DraftLength(LONGEST, times(1.0, 0.01), {})
+    running = [sequence(0, fixed=True), sequence(1, method="off"), sequence(2)]
+    assert set(chooser.choose(running)) == {2}
+
+
+@given(st.lists(st.tuples(st.integers(0, LONGEST), st.booleans()), max_size=60))
+def test_rates_stay_between_0_and_1(rounds: list[tuple[int, bool]]) -> None:
+    record = MethodRecord(LONGEST)
+    for accepted, failed in rounds:
+        record.observe(LONGEST, accepted, failed and accepted < LONGEST)
+    assert all(0 <= record.rate(position) <= 1 for position in range(LONGEST))
+    assert 0 <= record.coverage <= 1
+
+
+def test_the_pace_of_reading_follows_the_rounds() -> None:
+    pace = Pace(1.0)
+    assert pace.piece(decoding=False) == LARGEST
+    assert pace.piece(decoding=True) == SMALLEST
+    pace.round_took(0.010)
+    pace.reading_took(100, 0.050)
+    assert pace.piece(decoding=True) == 20
+    for _ in range(100):
+        pace.round_took(0.100)
+    assert pace.piece(decoding=True) == pytest.approx(200, abs=1)
+    assert Pace(None).piece(decoding=True) is None
+
+
+def test_a_text_is_found_by_its_longest_shared_beginning() -> None:
+    prefixes, text = Prefixes(1000), list(range(100))
+    prefixes.put(text[:50], "short")
+    prefixes.put([7] * 60, "other")
+    assert prefixes.find([*text[:40], 999, 999]) == ("short", 40)
+    prefixes.put(text, "long")
+    assert prefixes.held == 160, "the short one is part of the long one"
+    assert prefixes.find([*text, 5]) == ("long", 100)
+    assert prefixes.find(text[:20]) == (None, 0)
+    assert prefixes.knows(text[:70])
+    assert not prefixes.knows([*text, 1])
+
+
+def test_the_least_recently_used_text_goes_first() -> None:
+    prefixes = Prefixes(150)
+    for start in (0, 1000):
+        prefixes.put(list(range(start, start + 60)), start)
+    prefixes.find(list(range(60)))
+    prefixes.put(list(range(2000, 2060)), 2000)
+    assert prefixes.held == 120
+    assert prefixes.find(list(range(60))) == (0, 60)
+    assert prefixes.find(list(range(1000, 1060))) == (None, 0)
