@@ -19,7 +19,7 @@ from .engines import load
 from .logprobs import Logprobs
 from .loop import Loop
 from .model import CachedModel
-from .proposers import create
+from .proposers import Proposers
 from .proposers.base import Proposer
 from .request import Emission, FinishReason, Request, Running
 from .sampling import SEED_BITS, SamplingParams
@@ -78,17 +78,17 @@ class Generator:
         self._rule = verification or self._recipe.speculation.verification
         if self._rule not in RULES:
             raise RequestError(f"verification {self._rule!r} is unknown.{close_match(self._rule, RULES)}")
-        self._threads = threads
         entry = bundle.engine("target")
         self._rows = entry.max_batch_size if batch is None else batch
         if not 1 <= self._rows <= entry.max_batch_size:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {entry.max_batch_size}; raise target.max_batch_size")
         self.entry = entry
         self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
-        self._proposers = dict(proposers or {})
+        # Not by way of this generator: a circle of references would keep its memory until a collection.
+        self._proposers = Proposers(bundle, self._rows, threads, proposers or {})
         target = CachedModel(load(bundle.path, entry, threads=threads), self._rows)
         # A padded pass writes max_draft_len + 1 positions wherever it starts.
-        self._loop = Loop(Scheduler(self._rows, entry.max_seq_len, entry.max_step - 1), Verifier(target), self._proposer)
+        self._loop = Loop(Scheduler(self._rows, entry.max_seq_len, entry.max_step - 1), Verifier(target), self._proposers)
         self._ids = count()
         self._inboxes: dict[Hashable, deque[Emission]] = {}
         """Of each sequence that some stream still waits for: streams taken in turns share their rounds."""
@@ -202,7 +202,7 @@ class Generator:
                 "raise speculation.max_draft_len and build again"
             )
         if method != "off":
-            self._proposer(method)
+            self._proposers[method]  # made now: a refusal comes before anything runs
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         request = Request(next(self._ids), tuple(tokens), params, seed, method, draft_len)
         return Running(request, self._rule, self.tokenizer, vocabulary.size, vocabulary.eos_token_ids)
@@ -218,12 +218,6 @@ class Generator:
         if len(prompt) and isinstance(prompt[0], Mapping):
             return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
         return [int(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
-
-    def _proposer(self, method: str) -> Proposer:
-        """The proposer of ``method``, made (and its engine loaded) when it is first asked for."""
-        if method not in self._proposers:
-            self._proposers[method] = create(method, self.bundle, self._rows, self._threads)
-        return self._proposers[method]
 
 
 class _Answer:
