@@ -21,7 +21,7 @@ from .logprobs import Logprobs
 from .loop import Loop
 from .model import CachedModel
 from .pace import Pace
-from .proposers import create
+from .proposers import Proposers
 from .proposers.base import Proposer
 from .request import Emission, FinishReason, Request, Running
 from .sampling import SEED_BITS, SamplingParams
@@ -86,18 +86,17 @@ class Generator:
         self._rule = verification or self._recipe.speculation.verification
         if self._rule not in RULES:
             raise RequestError(f"verification {self._rule!r} is unknown.{close_match(self._rule, RULES)}")
-        self._threads = threads
         entry = bundle.engine("target")
         self.rows = entry.max_batch_size if batch is None else batch
         if not 1 <= self.rows <= entry.max_batch_size:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {entry.max_batch_size}; raise target.max_batch_size")
         self.entry = entry
         self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
-        self._proposers = dict(proposers or {})
-        self._remember = remember
+        # Not by way of this generator: a circle of references would keep its memory until a collection.
+        self._proposers = Proposers(bundle, self.rows, threads, proposers or {}, remember)
         target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember)
         scheduler = Scheduler(self.rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
-        self.loop = Loop(scheduler, Verifier(target), self._proposer, Pace(1.0 if interactive else None))
+        self.loop = Loop(scheduler, Verifier(target), self._proposers, Pace(1.0 if interactive else None))
         self._ids = count()
         self._inboxes: dict[Hashable, deque[Emission]] = {}
         """Of each sequence that some stream still waits for: streams taken in turns share their rounds."""
@@ -216,7 +215,7 @@ class Generator:
                 "raise speculation.max_draft_len and build again"
             )
         if method != "off":
-            self._proposer(method)
+            self._proposers[method]  # made now: a refusal comes before anything runs
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         fixed = params.draft_len is not None
         request = Request(next(self._ids), tuple(tokens), params, seed, method, draft_len, draft_len_fixed=fixed, priority=priority)
@@ -233,12 +232,6 @@ class Generator:
         if len(prompt) and isinstance(prompt[0], Mapping):
             return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
         return [int(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
-
-    def _proposer(self, method: str) -> Proposer:
-        """The proposer of ``method``, made (and its engine loaded) when it is first asked for."""
-        if method not in self._proposers:
-            self._proposers[method] = create(method, self.bundle, self.rows, self._threads, self._remember)
-        return self._proposers[method]
 
     def _draft_length(self) -> DraftLength | None:
         """Chosen by what was measured when the bundle was built; None where nothing was."""

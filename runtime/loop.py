@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from time import perf_counter
 
 from .draft import Draft
 from .pace import Pace
-from .proposers.base import Ask, Proposer
+from .proposers import Proposers
+from .proposers.base import Ask
 from .request import Emission, Running
 from .scheduler import Plan, Scheduler
 from .verifier import Verifier
@@ -16,11 +17,11 @@ from .verifier import Verifier
 class Loop:
     """Runs rounds over whatever is submitted, batched; sequences with different proposers share the target's pass."""
 
-    def __init__(self, scheduler: Scheduler, verifier: Verifier, proposer: Callable[[str], Proposer], pace: Pace) -> None:
+    def __init__(self, scheduler: Scheduler, verifier: Verifier, proposers: Proposers, pace: Pace) -> None:
         self.scheduler = scheduler
         self.verifier = verifier
-        self._proposer = proposer
-        """Method → its proposer; not asked for ``off``."""
+        self._proposers = proposers
+        """Not asked for ``off``."""
         self._pace = pace
         self._draft_seconds = 0.0
         self._began: dict[Hashable, tuple[float, float, float]] = {}
@@ -57,7 +58,7 @@ class Loop:
             self._admitted[sequence.id] = perf_counter()
             sequence.counter.reused_tokens = self.verifier.admit(sequence)
             if sequence.request.method != "off":
-                self._proposer(sequence.request.method).admit(sequence)
+                self._proposers[sequence.request.method].admit(sequence)
 
     def _read(self) -> None:
         """Read prompts, the first admitted first: one piece between two rounds, or all of all where nobody minds."""
@@ -69,7 +70,7 @@ class Loop:
             self.verifier.read(sequence, unread if limit is None else min(limit, unread))
             left = self.verifier.unread(sequence)
             if sequence.request.method != "off":
-                self._proposer(sequence.request.method).read(sequence, len(sequence.tokens) - 1 - left)
+                self._proposers[sequence.request.method].read(sequence, len(sequence.tokens) - 1 - left)
             if unread > left:
                 self._pace.reading_took(unread - left, perf_counter() - began)
             if not left:
@@ -87,7 +88,7 @@ class Loop:
         drafts: dict[Hashable, Draft] = {}
         for method in {sequence.request.method for sequence in plan.sequences} - {"off"}:
             asks = [Ask(s, n) for s, n in zip(plan.sequences, plan.draft_lens, strict=True) if s.request.method == method]
-            for ask, draft in zip(asks, self._proposer(method).propose(asks), strict=True):
+            for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
                 assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
                 drafts[ask.sequence.id] = draft
         self._draft_seconds += perf_counter() - began
@@ -101,7 +102,7 @@ class Loop:
     def _release(self, sequence: Running) -> None:
         self.verifier.retire(sequence)
         if sequence.request.method != "off":
-            self._proposer(sequence.request.method).retire(sequence)
+            self._proposers[sequence.request.method].retire(sequence)
         self._began.pop(sequence.id, None)
         self._admitted.pop(sequence.id, None)
 
@@ -109,7 +110,7 @@ class Loop:
         """Wall clock, seconds inside engines and seconds proposing, as the sequence sees them."""
         engines = self.verifier.engine_seconds
         if sequence.request.method != "off":
-            engines += self._proposer(sequence.request.method).engine_seconds
+            engines += self._proposers[sequence.request.method].engine_seconds
         return perf_counter(), engines, self._draft_seconds
 
     def _clock(self, sequences: Sequence[Running]) -> None:

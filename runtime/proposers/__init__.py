@@ -32,13 +32,27 @@ METHODS: Mapping[str, Factory] = MappingProxyType({"ngram": _ngram, "draft_model
 """Every method but ``off``."""
 
 
-def create(method: str, bundle: Bundle, rows: int, threads: int | None, remember: int = 0) -> Proposer:
-    """The proposer of ``method`` for ``rows`` sequences.
+class Proposers:
+    """The proposers of a bundle for ``rows`` sequences, each made (and its engine loaded) when it is first asked for."""
 
-    Raises:
-        RequestError: there is no such method.
-        BundleError: the bundle has no engine for it.
-    """
-    if method not in METHODS:
-        raise RequestError(f"speculation method {method!r} is unknown.{close_match(method, ['off', *METHODS])}")
-    return METHODS[method](bundle, rows, threads, remember)
+    def __init__(self, bundle: Bundle, rows: int, threads: int | None, given: Mapping[str, Proposer], remember: int = 0) -> None:
+        """``given``: method → proposer, beside those of the bundle. ``remember``: see ``CachedModel``."""
+        self._bundle, self._rows, self._threads, self._remember = bundle, rows, threads, remember
+        self._made = dict(given)
+
+    def __getitem__(self, method: str) -> Proposer:
+        """The proposer of ``method``.
+
+        Raises:
+            RequestError: there is no such method.
+            BundleError: the bundle has no engine for it.
+        """
+        if method not in self._made:
+            if method not in METHODS:
+                raise RequestError(f"speculation method {method!r} is unknown.{close_match(method, ['off', *METHODS])}")
+            self._made[method] = METHODS[method](self._bundle, self._rows, self._threads, self._remember)
+        return self._made[method]
+
+    def made(self) -> Mapping[str, Proposer]:
+        """Those that have been asked for."""
+        return MappingProxyType(self._made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -175,7 +177,7 @@ def test_streams_taken_in_turns_share_the_rounds(toys: Toys, turns: list[int], b
 def test_an_interruption_in_any_pass_leaves_nothing_behind(toys: Toys, role: str, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control-C while prompts are read, drafts made or scored."""
     generator = toys.generator()
-    generator._proposer("draft_model")
+    generator._proposers["draft_model"]
     engine, left = toys.engines[role], iter(range(passes))
     forward = engine.forward
 
@@ -207,3 +209,18 @@ def test_notes_say_what_is_not_promised(toys: Toys) -> None:
     assert "open it with batch=1" in notes(batch_invariant=False)
     assert notes(batch=1, batch_invariant=False) == ""
     assert "--no-probe" in "; ".join(toys.generator(probe=None).notes)
+
+
+def test_a_generator_gives_its_memory_back_at_once(toys: Toys) -> None:
+    """Not when the collector happens to run: a cache may be gigabytes."""
+    generator = toys.generator()
+    generator.generate([[1, 2]], SamplingParams(max_tokens=2, speculation="draft_model"))
+    engine = weakref.ref(toys.engines.pop("target"))
+    toys.engines.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        del generator
+        assert engine() is None
+    finally:
+        gc.enable()

@@ -81,7 +81,7 @@ def checked_generate(generator: Generator, prompts: Sequence[list[int]], params:
 
 
 def caches(generator: Generator) -> list[Any]:
-    draft = generator._proposers.get("draft_model")
+    draft = generator._proposers.made().get("draft_model")
     return [generator.loop.verifier._target.cache] + ([draft._model.cache] if draft is not None else [])
 
 
@@ -91,7 +91,7 @@ def assert_idle(generator: Generator) -> None:
     assert [cache.live for cache in caches(generator)] == [0] * len(caches(generator))
     assert not generator.loop._began
     assert not generator._inboxes
-    for proposer in generator._proposers.values():
+    for proposer in generator._proposers.made().values():
         assert not getattr(proposer, "_rows", None)
         assert not getattr(proposer, "_indexes", None)
 

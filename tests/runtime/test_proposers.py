@@ -15,7 +15,7 @@ from specbuild.errors import BundleError, RequestError
 from specbuild.runtime.acceptance import SeededRound
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.model import CachedModel
-from specbuild.runtime.proposers import METHODS, create
+from specbuild.runtime.proposers import METHODS, Proposers
 from specbuild.runtime.proposers.base import Ask
 from specbuild.runtime.proposers.draft_model import DraftModelProposer
 from specbuild.runtime.proposers.ngram import NgramIndex, NgramProposer
@@ -186,9 +186,9 @@ def test_a_sequence_that_never_came_may_leave(toys: Toys) -> None:
 def test_methods_are_known_by_name(toys: Toys) -> None:
     bundle = toys.generator().bundle
     assert set(METHODS) == {"ngram", "draft_model"}
-    assert isinstance(create("ngram", bundle, 2, None), NgramProposer)
+    assert isinstance(Proposers(bundle, 2, None, {})["ngram"], NgramProposer)
     with pytest.raises(RequestError, match=r"speculation method 'ngrm' is unknown. Did you mean 'ngram'\?"):
-        create("ngrm", bundle, 2, None)
+        Proposers(bundle, 2, None, {})["ngrm"]
     alone = bundle.manifest.model_copy(update={"engines": bundle.manifest.engines[:1]})
     with pytest.raises(BundleError, match="no 'draft' engine"):
-        create("draft_model", type(bundle)(bundle.path, alone), 2, None)
+        Proposers(type(bundle)(bundle.path, alone), 2, None, {})["draft_model"]
