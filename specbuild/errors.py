@@ -69,6 +69,10 @@ class TimedOutError(SpecbuildError):
     """A request's own time limit passed before it was done."""
 
 
+class ServerError(SpecbuildError):
+    """A server that is not there, broke off, or failed by itself."""
+
+
 class VerificationError(SpecbuildError):
     """Two things that must be the same are not: digests, versions of a bundle, generated tokens."""
 

@@ -1,0 +1,102 @@
+"""A client of a served bundle, for asyncio. All requests share one channel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from specbuild.errors import ServerError
+from specbuild.runtime.generator import Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+from .client import GRACE
+from .faults import from_grpc
+from .wire import HEADERS, MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """Chunks as they come; ``aclose`` cancels the request, and so does leaving ``async with``."""
+
+    def __init__(self, client: InferenceServerClient, model: str, arrays: dict[str, Any], timeout: float | None) -> None:
+        self._gatherer = Gatherer()
+        self._closed = False
+
+        async def request() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": model, "inputs": inputs(arrays), "enable_empty_final_response": True}
+
+        self._responses = client.stream_infer(request(), headers=HEADERS, stream_timeout=None if timeout is None else timeout + GRACE)
+
+    async def __anext__(self) -> Chunk:
+        try:
+            while not self._gatherer.complete and not self._closed:
+                result, error = await anext(self._responses)
+                if error is not None:
+                    raise error
+                chunk = self._gatherer.take(result)
+                if chunk is not None:
+                    return chunk
+        except InferenceServerException as error:
+            self._closed = True
+            raise from_grpc(error.status(), error.message()) from None
+        except StopAsyncIteration:
+            self._closed = True
+            raise ServerError("the stream ended without an answer") from None
+        await self.aclose()
+        raise StopAsyncIteration
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer, once the loop has come to its end."""
+        assert self._gatherer.complete, "the stream has not come to its end"
+        return self._gatherer.answer()
+
+    async def aclose(self) -> None:
+        """Cancel the request if it still runs."""
+        if not self._closed:
+            self._closed = True
+            self._responses.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class AsyncClient:
+    """Asks the model ``model`` at ``url``. Made where an event loop runs; ``async with`` closes it."""
+
+    def __init__(self, url: str = URL, model: str = MODEL) -> None:
+        self.url = url
+        self.model = model
+        self._client = InferenceServerClient(url)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None
+    ) -> AsyncStream:
+        """As ``Client.stream``."""
+        arrays = tensors(prompt, params, streaming=True, priority=priority, timeout=timeout)
+        return AsyncStream(self._client, self.model, arrays, timeout)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None
+    ) -> Answer:
+        """As ``Client.generate``."""
+        arrays = tensors(prompt, params, streaming=False, priority=priority, timeout=timeout)
+        async with AsyncStream(self._client, self.model, arrays, timeout) as stream:
+            async for _ in stream:
+                pass
+            return stream.answer
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,161 @@
+"""The model that Triton runs: requests in, the service's answers out. Triton's Python module is given, so that a test can give another."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from specbuild.errors import BundleError, CancelledError, RequestError, ServerError, SpecbuildError, UsageError
+from specbuild.runtime.generator import Prompt
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.service import ServiceStats, Sink
+from specbuild.runtime.tokenizer import Tokenizer
+
+from .call import Call, parse
+from .exchange import Exchange
+from .fields import BY_NAME
+from .latencies import Latencies
+from .metrics import Recorder
+from .post import Post
+
+BUNDLE = "SPECBUILD_BUNDLE"
+LONGEST_TOKEN = 128
+"""Bytes: more than a token has in any vocabulary in use. A prompt above this times the sequence's length cannot fit."""
+METRICS_SECONDS = 0.5
+QUEUE_LIMIT = 256
+REMEMBER = 8192
+"""Tokens of past texts whose KV is kept for requests that begin alike."""
+PARAMETERS = ("bundle", "batch", "threads", "queue_limit", "remember")
+"""What config.pbtxt may set."""
+
+
+class Server(Protocol):
+    """What the backend needs of a service."""
+
+    def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, *, priority: int = 0, timeout: float | None = None) -> object: ...
+    def stats(self) -> ServiceStats: ...
+    def close(self) -> None: ...
+
+
+class Backend:
+    """Everything that is one loaded model. ``execute`` never waits: the service generates and the post sends."""
+
+    def __init__(self, pb: Any, service: Server, tokenizer: Tokenizer, max_seq_len: int, model: str) -> None:
+        self._pb = pb
+        self._service = service
+        self._tokenizer = tokenizer
+        self._max_bytes = max_seq_len * LONGEST_TOKEN
+        self._latencies = Latencies()
+        self._recorder = Recorder(pb, model)
+        self._recorded = float("-inf")
+        self._post = Post(pb, self._tick)
+
+    @classmethod
+    def open(cls, pb: Any, args: Mapping[str, str]) -> Backend:
+        """From what Triton hands to ``initialize``.
+
+        Raises:
+            SpecbuildError: there is no such bundle, or this machine cannot run it.
+        """
+        from specbuild.runtime.generator import Generator
+        from specbuild.runtime.service import Service
+
+        settings = {name: value["string_value"] for name, value in json.loads(args["model_config"]).get("parameters", {}).items()}
+        generator = Generator.open(
+            bundle_path(settings, os.environ),
+            batch=number(settings, "batch"),
+            threads=number(settings, "threads"),
+            interactive=True,
+            remember=number(settings, "remember", low=0, default=REMEMBER) or 0,
+        )
+        for note in generator.notes:
+            pb.Logger.log_warn(note)
+        service = Service(generator, queue_limit=number(settings, "queue_limit", default=QUEUE_LIMIT) or 1)
+        return cls(pb, service, generator.tokenizer, generator.entry.max_seq_len, args["model_name"])
+
+    def execute(self, requests: list[Any]) -> None:
+        """Queue each request; what is wrong with one is answered to that one."""
+        for request in requests:
+            exchange = Exchange(
+                Call((), SamplingParams()),
+                self._post,
+                self._tokenizer,
+                self._latencies,
+                sender=request.get_response_sender(),
+                request_id=request.request_id(),
+            )
+            try:
+                self._submit(request, exchange)
+            except SpecbuildError as error:
+                exchange.failed(error)
+            except Exception as error:  # whatever it is, the neighbours live on
+                self._pb.Logger.log_error(f"a request failed: {error!r}")
+                exchange.failed(ServerError(f"{type(error).__name__}: {error}"))
+
+    def close(self) -> None:
+        """End the service, tell whoever waits, and stop."""
+        self._service.close()
+        self._post.close()
+
+    def _submit(self, request: Any, exchange: Exchange) -> None:
+        tensors = {}
+        for tensor in request.inputs():
+            try:
+                tensors[tensor.name()] = tensor.as_numpy()
+            except Exception as error:  # the stub's own, for bytes that are no tensor of that type
+                raise RequestError(f"{tensor.name()} cannot be read as {BY_NAME[tensor.name()].kind.type}: {error}") from error
+        if "stop" in tensors and BY_NAME["stop"].kind.read("stop", tensors["stop"]):
+            if not exchange.request_id:
+                raise RequestError("stop is true, but the request has no id; give the id of the request that is to end")
+            self._post.stop(exchange.request_id)
+            raise CancelledError(f"request {exchange.request_id!r} was asked to end")
+        exchange.call = parse(
+            tensors,
+            lambda text: self._tokenizer.encode(text, special=False),
+            wanted=set(request.requested_output_names()),
+            max_bytes=self._max_bytes,
+            strangers=json.loads(request.parameters() or "{}"),
+        )
+        self._post.open(exchange)
+        self._service.submit(
+            exchange.call.prompt, exchange.call.params, exchange, priority=exchange.call.priority, timeout=exchange.call.timeout
+        )
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._recorded >= METRICS_SECONDS:
+            self._recorded = now
+            self._recorder.record(self._service.stats(), self._latencies)
+
+
+def bundle_path(settings: Mapping[str, str], environ: Mapping[str, str]) -> Path:
+    """The folder that the model's parameter ``bundle`` names, else the environment.
+
+    Raises:
+        BundleError: neither does, or there is no such folder.
+    """
+    named = settings.get("bundle") or environ.get(BUNDLE)
+    if not named:
+        raise BundleError(f"which bundle is to be served is not known; set {BUNDLE}, or the parameter 'bundle' in config.pbtxt")
+    path = Path(named)
+    if not path.is_dir():
+        raise BundleError(f"there is no bundle at {path}; build one with `specbuild engine build`")
+    return path
+
+
+def number(settings: Mapping[str, str], name: str, *, low: int = 1, default: int | None = None) -> int | None:
+    """A parameter of config.pbtxt as a whole number; ``default`` where it is not set.
+
+    Raises:
+        UsageError: it is something else, or below ``low``.
+    """
+    value = settings.get(name)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and int(value) >= low):
+        raise UsageError(f"config.pbtxt: the parameter {name} is {value!r}, but must be a whole number, at least {low}")
+    return int(value)

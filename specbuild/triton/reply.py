@@ -1,0 +1,34 @@
+"""What one response says, before it becomes tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.runtime.generator import Completion
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One response: a streamed one has what is new, the last of a request what came of it all."""
+
+    text: str
+    tokens: tuple[int, ...]
+    accepted: tuple[int, ...] = ()
+    """Of every round so far, its accepted draft tokens."""
+    completion: Completion | None = None
+    stop_reason: str | int | None = None
+    arrived: int = 0
+    first: int = 0
+    last: int = 0
+    """Nanoseconds of a monotonic clock: the request's arrival, its first and its last token."""
+
+    @property
+    def done(self) -> Completion:
+        """The completion, where this is known to be the last response."""
+        assert self.completion is not None, "only the last response has figures"
+        return self.completion
+
+    @property
+    def histogram(self) -> list[int]:
+        """At n: rounds that accepted n draft tokens."""
+        return [self.accepted.count(n) for n in range(max(self.accepted, default=0) + 1)]
