@@ -33,6 +33,8 @@ COMMANDS: dict[str, LazyCommand] = {
     "engine": LazyCommand("specbuild.cli.engine:command", "Compile engines from a recipe; list, show, verify and remove them."),
     "run": LazyCommand("specbuild.cli.run:command", "Generate text with a bundle, drafting and verifying."),
     "bench": LazyCommand("specbuild.cli.bench:command", "Compare speculation methods on a file of prompts."),
+    "triton": LazyCommand("specbuild.cli.triton:command", "Serve a bundle on Triton; render, check and measure a deployment."),
+    "client": LazyCommand("specbuild.cli.client:command", "Ask a running server, streaming its answer."),
     "demo": LazyCommand("specbuild.cli.demo:command", "Build a small model and show every method side by side."),
     "config": LazyCommand("specbuild.cli.config:command", "Show recipes, where their values come from, and their schema."),
     "doctor": LazyCommand("specbuild.cli.doctor:command", "Say what is installed, what works here and what to install for the rest."),

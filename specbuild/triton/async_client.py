@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
+from grpc.aio import AioRpcError
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -38,6 +39,9 @@ class AsyncStream(AsyncIterator[Chunk]):
                 chunk = self._gatherer.take(result)
                 if chunk is not None:
                     return chunk
+        except AioRpcError as error:
+            self._closed = True
+            raise from_grpc(str(error.code()), error.details() or "") from None
         except InferenceServerException as error:
             self._closed = True
             raise from_grpc(error.status(), error.message()) from None

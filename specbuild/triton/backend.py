@@ -29,8 +29,9 @@ METRICS_SECONDS = 0.5
 QUEUE_LIMIT = 256
 REMEMBER = 8192
 """Tokens of past texts whose KV is kept for requests that begin alike."""
-PARAMETERS = ("bundle", "batch", "threads", "queue_limit", "remember")
-"""What config.pbtxt may set."""
+NUMBERS = {"batch": 1, "threads": 1, "queue_limit": 1, "remember": 0}
+"""Parameters that config.pbtxt may set, and the least of each."""
+PARAMETERS = ("bundle", *NUMBERS)
 
 
 class Server(Protocol):
@@ -65,16 +66,12 @@ class Backend:
         from specbuild.runtime.service import Service
 
         settings = {name: value["string_value"] for name, value in json.loads(args["model_config"]).get("parameters", {}).items()}
-        generator = Generator.open(
-            bundle_path(settings, os.environ),
-            batch=number(settings, "batch"),
-            threads=number(settings, "threads"),
-            interactive=True,
-            remember=number(settings, "remember", low=0, default=REMEMBER) or 0,
-        )
+        numbers = check_parameters(settings)
+        queue_limit = numbers.pop("queue_limit", QUEUE_LIMIT)
+        generator = Generator.open(bundle_path(settings, os.environ), interactive=True, **({"remember": REMEMBER} | numbers))
         for note in generator.notes:
             pb.Logger.log_warn(note)
-        service = Service(generator, queue_limit=number(settings, "queue_limit", default=QUEUE_LIMIT) or 1)
+        service = Service(generator, queue_limit=queue_limit)
         return cls(pb, service, generator.tokenizer, generator.entry.max_seq_len, args["model_name"])
 
     def execute(self, requests: list[Any]) -> None:
@@ -147,15 +144,16 @@ def bundle_path(settings: Mapping[str, str], environ: Mapping[str, str]) -> Path
     return path
 
 
-def number(settings: Mapping[str, str], name: str, *, low: int = 1, default: int | None = None) -> int | None:
-    """A parameter of config.pbtxt as a whole number; ``default`` where it is not set.
+def check_parameters(settings: Mapping[str, str]) -> dict[str, int]:
+    """The numbers that config.pbtxt sets.
 
     Raises:
-        UsageError: it is something else, or below ``low``.
+        UsageError: one is no whole number, or too small.
     """
-    value = settings.get(name)
-    if value is None:
-        return default
-    if not (value.isascii() and value.isdigit() and int(value) >= low):
-        raise UsageError(f"config.pbtxt: the parameter {name} is {value!r}, but must be a whole number, at least {low}")
-    return int(value)
+    numbers = {}
+    for name, low in NUMBERS.items():
+        if (value := settings.get(name)) is not None:
+            if not (value.isascii() and value.isdigit() and int(value) >= low):
+                raise UsageError(f"config.pbtxt: the parameter {name} is {value!r}, but must be a whole number, at least {low}")
+            numbers[name] = int(value)
+    return numbers

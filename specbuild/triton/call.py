@@ -34,7 +34,9 @@ class Call:
     """What responses are to have, in the table's order."""
 
 
-def parse(tensors: Mapping[str, Tensor], encode: Encode, *, wanted: Collection[str], max_bytes: int, strangers: Collection[str] = ()) -> Call:
+def parse(
+    tensors: Mapping[str, Tensor], encode: Encode, *, wanted: Collection[str], max_bytes: int, strangers: Collection[str] = ()
+) -> Call:
     """Read a request.
 
     Args:

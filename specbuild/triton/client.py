@@ -81,9 +81,7 @@ class Client:
         self.url = url
         self.model = model
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None
-    ) -> Stream:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None) -> Stream:
         """The answer as it is made.
 
         Args:
@@ -99,9 +97,7 @@ class Client:
         arrays = tensors(prompt, params, streaming=True, priority=priority, timeout=timeout)
         return Stream(InferenceServerClient(self.url), self.model, arrays, timeout)  # type: ignore[arg-type]
 
-    def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None
-    ) -> Answer:
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None) -> Answer:
         """The whole answer, in one response. Raises what ``stream`` does."""
         arrays = tensors(prompt, params, streaming=False, priority=priority, timeout=timeout)
         with Stream(InferenceServerClient(self.url), self.model, arrays, timeout) as stream:  # type: ignore[arg-type]

@@ -42,7 +42,9 @@ class Output:
 INPUTS = (
     Input("text_input", TEXTS, "The prompt as text: one string. Exactly one of text_input, input_ids and chat is given."),
     Input("input_ids", INTEGERS, "The prompt as token ids."),
-    Input("chat", JSON, 'The prompt as messages, a JSON array such as [{"role": "user", "content": "Hi"}]; the model\'s template is applied.'),
+    Input(
+        "chat", JSON, 'The prompt as messages, a JSON array such as [{"role": "user", "content": "Hi"}]; the model\'s template is applied.'
+    ),
     Input("streaming", FLAG, "A response a round; without it one response at the end."),
     Input("stop", FLAG, "End the running requests that have this request's id."),
     Input("sampling_param_best_of", INTEGER, "Only 1."),

@@ -56,7 +56,9 @@ def _packaged() -> Installation:
     package = Path(spec.origin).parent
     root = package / "tritonserver"
     stub = root / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / STUB
-    return Installation(root / "bin" / "tritonserver", root / "backends", stub, (package.parent / "nvidia_pytriton.libs", *_python_libraries()))
+    return Installation(
+        root / "bin" / "tritonserver", root / "backends", stub, (package.parent / "nvidia_pytriton.libs", *_python_libraries())
+    )
 
 
 def _python_libraries() -> tuple[Path, ...]:
@@ -77,7 +79,9 @@ def check(installation: Installation) -> None:
         raise EnvironmentLacksError(f"{installation.backends} has no Python backend; {INSTALL}, or use an image of Triton that has it")
     if not installation.stub.is_file():
         have = ", ".join(sorted(path.name for path in installation.stub.parent.parent.glob("3.*"))) or "none"
-        raise EnvironmentLacksError(f"there is no stub for Python {python} at {installation.stub} (there is: {have}); use one of these Pythons")
+        raise EnvironmentLacksError(
+            f"there is no stub for Python {python} at {installation.stub} (there is: {have}); use one of these Pythons"
+        )
     _check_numpy()
     missing = missing_libraries(installation)
     if missing:
@@ -94,7 +98,9 @@ def _check_numpy() -> None:
     except PackageNotFoundError:
         raise EnvironmentLacksError("numpy is not installed; pip install 'numpy<2'") from None
     if int(installed.partition(".")[0]) >= 2:
-        raise EnvironmentLacksError(f"numpy is {installed}, but Triton's Python backend crashes with numpy 2 and later; pip install 'numpy<2'")
+        raise EnvironmentLacksError(
+            f"numpy is {installed}, but Triton's Python backend crashes with numpy 2 and later; pip install 'numpy<2'"
+        )
 
 
 def missing_libraries(installation: Installation) -> list[str]:

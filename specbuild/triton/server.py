@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -16,14 +18,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from specbuild.errors import ServerError
+from specbuild.errors import EnvironmentLacksError, ServerError
 
 from .installation import STUB, Installation, environment, lay_out
 
-EXIT_SECONDS = 2
-"""What Triton may take to end by itself."""
-KILL_SECONDS = 4.0
+EXIT_SECONDS = 1
+"""What Triton may wait for streams that run."""
+KILL_SECONDS = 3.0
 """After which it is killed."""
+READY_SECONDS = 300.0
+PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2)"""
 TAIL = 15
 """Lines of the log in an error."""
 
@@ -41,7 +46,7 @@ class Ports:
 class TritonServer:
     """One server process over a model repository. A context manager: leaving it stops the server."""
 
-    def __init__(self, installation: Installation, repository: Path, ports: Ports = Ports(), *, bundle: Path | None = None) -> None:  # noqa: B008
+    def __init__(self, installation: Installation, repository: Path, ports: Ports = Ports(), *, bundle: Path | None = None) -> None:
         self._installation = installation
         self._repository = repository
         self.ports = ports
@@ -72,6 +77,7 @@ class TritonServer:
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         assert self._process is None, "started once"
+        _adopt_orphans()
         self._folder = Path(tempfile.mkdtemp(prefix="specbuild-triton-"))
         environ = environment(self._installation)
         if self._bundle is not None:
@@ -112,7 +118,7 @@ class TritonServer:
         """What this server's shared memory is called, so that a killed one's can be removed."""
         return f"{self._folder.name}-"
 
-    def wait_ready(self, timeout: float = 120.0) -> None:
+    def wait_ready(self, timeout: float = READY_SECONDS) -> None:
         """Return when every model is ready.
 
         Raises:
@@ -134,32 +140,36 @@ class TritonServer:
 
     @property
     def healthy(self) -> bool:
-        """Whether the server and every model process that it was ready with are there."""
-        return self.running and self._stubs <= set(self.stubs())
+        """Whether the server and every model's process that it was ready with are there. Cheap: to be asked often."""
+        return self.running and all(_alive(pid) for pid in self._stubs)
 
     def stubs(self) -> list[int]:
         """Process ids of the models' Python."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
+            fields = _stat(int(entry.name))
+            # Of an executable that is another user's there is nothing to be read.
             with suppress(OSError):
-                stat = (entry / "stat").read_text()
-                state, _, _, session = stat.rpartition(")")[2].split()[:4]
-                if int(session) == self.pid and state != "Z" and (entry / "exe").resolve().name == STUB:
+                if fields is not None and int(fields[3]) == self.pid and (entry / "exe").resolve().name == STUB:
                     found.append(int(entry.name))
         return found
 
-    def stop(self) -> None:
-        """End the server and every process that it started, within about ``KILL_SECONDS``."""
-        process, self._process = self._process, None
-        if process is None:
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the server and every process that it started, within about ``KILL_SECONDS``; ``at_once``: kill, do not ask."""
+        if self._process is None:
             return
-        if process.poll() is None:
+        stubs = self.stubs()
+        process, self._process = self._process, None
+        if process.poll() is None and not at_once:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for pid in stubs:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         for region in Path("/dev/shm").glob(f"{self._regions}*"):
             region.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -173,3 +183,48 @@ class TritonServer:
 
     def _tail(self) -> str:
         return "\n".join(self.log.splitlines()[-TAIL:])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """State, parent, group, session, … of a process, as proc(5) numbers them from 3; None where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _alive(pid: int) -> bool:
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in "ZX"
+
+
+def _adopt_orphans() -> None:
+    """Make this process the parent of whatever a killed server leaves: in a container nobody else may wait for it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def check_ports(ports: Ports) -> None:
+    """Find out before the server does.
+
+    Raises:
+        EnvironmentLacksError: something listens there already, or it is not for us.
+    """
+    for name in ("grpc", "http", "metrics"):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ports.host, getattr(ports, name)))
+            except OSError as error:
+                where = f"{ports.host}:{getattr(ports, name)}"
+                raise EnvironmentLacksError(f"{where} cannot be listened on ({error.strerror}); give another --{name}-port") from None
+
+
+def free_ports(host: str = Ports.host) -> Ports:
+    """Three ports that nothing listens on now."""
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        sockets = (first, second, third)
+        for one in sockets:
+            one.bind((host, 0))
+        grpc, http, metrics = (one.getsockname()[1] for one in sockets)
+        return Ports(grpc, http, metrics, host)
