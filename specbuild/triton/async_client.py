@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
 from grpc.aio import AioRpcError
@@ -15,13 +15,14 @@ from specbuild.runtime.sampling import SamplingParams
 
 from .client import GRACE
 from .faults import from_grpc
+from .kinds import Tensor
 from .wire import HEADERS, MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
 
 
 class AsyncStream(AsyncIterator[Chunk]):
     """Chunks as they come; ``aclose`` cancels the request, and so does leaving ``async with``."""
 
-    def __init__(self, client: InferenceServerClient, model: str, arrays: dict[str, Any], timeout: float | None) -> None:
+    def __init__(self, client: InferenceServerClient, model: str, arrays: Mapping[str, Tensor], timeout: float | None) -> None:
         self._gatherer = Gatherer()
         self._closed = False
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Self
 
 from tritonclient.grpc import InferenceServerClient, InferResult
@@ -14,6 +15,7 @@ from specbuild.runtime.generator import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 from .faults import from_grpc
+from .kinds import Tensor
 from .wire import HEADERS, MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
 
 Item = tuple[InferResult | None, InferenceServerException | None]
@@ -24,14 +26,16 @@ GRACE = 5.0
 class Stream(Iterator[Chunk]):
     """Chunks as they come. Leaving the loop early and closing it (or dropping it) cancels the request; ``answer`` has the whole."""
 
-    def __init__(self, client: InferenceServerClient, model: str, arrays: dict[str, object], timeout: float | None) -> None:
+    def __init__(self, client: InferenceServerClient, model: str, arrays: Mapping[str, Tensor], timeout: float | None) -> None:
         self._client = client
         self._gatherer = Gatherer()
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._timeout = None if timeout is None else timeout + GRACE
         self._closed = False
         client.start_stream(lambda result, error: self._items.put((result, error)), headers=HEADERS, stream_timeout=self._timeout)
-        client.async_stream_infer(model, inputs(arrays), enable_empty_final_response=True)  # type: ignore[arg-type]
+        # A stream that broke before the request was sent says why through the callback.
+        with suppress(InferenceServerException):
+            client.async_stream_infer(model, inputs(arrays), enable_empty_final_response=True)
 
     def __next__(self) -> Chunk:
         while not self._gatherer.complete:
@@ -95,12 +99,12 @@ class Client:
             ServerError: it is not there, or failed.
         """
         arrays = tensors(prompt, params, streaming=True, priority=priority, timeout=timeout)
-        return Stream(InferenceServerClient(self.url), self.model, arrays, timeout)  # type: ignore[arg-type]
+        return Stream(InferenceServerClient(self.url), self.model, arrays, timeout)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None) -> Answer:
         """The whole answer, in one response. Raises what ``stream`` does."""
         arrays = tensors(prompt, params, streaming=False, priority=priority, timeout=timeout)
-        with Stream(InferenceServerClient(self.url), self.model, arrays, timeout) as stream:  # type: ignore[arg-type]
+        with Stream(InferenceServerClient(self.url), self.model, arrays, timeout) as stream:
             for _ in stream:
                 pass
             return stream.answer

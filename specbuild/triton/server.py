@@ -158,7 +158,7 @@ class TritonServer:
         """End the server and every process that it started, within about ``KILL_SECONDS``; ``at_once``: kill, do not ask."""
         if self._process is None:
             return
-        stubs = self.stubs()
+        stubs = {*self._stubs, *self.stubs()}
         process, self._process = self._process, None
         if process.poll() is None and not at_once:
             process.terminate()

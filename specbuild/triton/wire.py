@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from tritonclient.grpc import InferInput, InferResult
 
 from specbuild.errors import UsageError
@@ -15,6 +14,7 @@ from specbuild.runtime.generator import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 from .fields import BY_NAME, BY_PARAM, FIGURES, OUTPUTS
+from .kinds import Tensor
 
 ASKED = ("return_finish_reason", "return_stop_reason", FIGURES)
 MODEL = "specbuild"
@@ -45,9 +45,7 @@ class Answer:
     """By the names of the response's tensors, such as ``mean_acceptance_length``."""
 
 
-def tensors(
-    prompt: Prompt, params: SamplingParams | None, *, streaming: bool, priority: int, timeout: float | None
-) -> dict[str, np.ndarray[Any, Any]]:
+def tensors(prompt: Prompt, params: SamplingParams | None, *, streaming: bool, priority: int, timeout: float | None) -> dict[str, Tensor]:
     """Input name → tensor; of ``params`` only what is not the default.
 
     Raises:
@@ -83,7 +81,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def inputs(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[InferInput]:
+def inputs(arrays: Mapping[str, Tensor]) -> list[InferInput]:
     """The same as the client library has it."""
     made = []
     for name, array in arrays.items():
