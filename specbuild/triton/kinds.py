@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from specbuild.errors import RequestError
 
 Tensor = NDArray[Any]
+PREFIXES = {"i": "INT", "u": "UINT", "f": "FP"}
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,21 @@ def _texts(values: Any) -> Tensor:
     return array
 
 
+def _array(values: Sequence[Any], dtype: np.dtype[Any]) -> Tensor:
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        for value in values:
+            if not bounds.min <= value <= bounds.max:  # numpy before 2 would wrap it
+                raise OverflowError(f"{value} is not within {bounds.min} to {bounds.max}")
+    return np.array(values, dtype=dtype)
+
+
 def _numeric(dtype: DTypeLike, convert: Callable[[Any], Any], dims: int) -> Kind:
-    kind = {"b": "BOOL", "i": "INT", "u": "UINT", "f": "FP"}[np.dtype(dtype).kind]
-    name = "TYPE_BOOL" if kind == "BOOL" else f"TYPE_{kind}{np.dtype(dtype).itemsize * 8}"
+    of = np.dtype(dtype)
+    name = "TYPE_BOOL" if of.kind == "b" else f"TYPE_{PREFIXES[of.kind]}{of.itemsize * 8}"
     if dims == 1:
-        return Kind(name, 1, lambda field, tensor: convert(_only(field, tensor)), lambda value: np.array([value], dtype=dtype))
-    return Kind(
-        name, dims, lambda field, tensor: [convert(v) for v in _flat(field, tensor)], lambda values: np.array(list(values), dtype=dtype)
-    )
+        return Kind(name, 1, lambda field, tensor: convert(_only(field, tensor)), lambda value: _array([value], of))
+    return Kind(name, dims, lambda field, tensor: [convert(v) for v in _flat(field, tensor)], lambda values: _array(list(values), of))
 
 
 TEXT = Kind("TYPE_STRING", 1, lambda name, tensor: _decoded(name, _only(name, tensor)), lambda value: _texts([value]))

@@ -1,0 +1,229 @@
+"""Requests in, responses out: exactly one final response each, whatever happens, and nobody harms a neighbour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_triton import FakeService, FakeTriton, Request, Response, TritonError, completion, delta, tensor
+
+from specbuild.errors import BundleError, BusyError, CancelledError, RequestError, SpecbuildError, TimedOutError, UsageError
+from specbuild.runtime.generator import Completion
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.triton.backend import Backend, bundle_path, check_parameters
+from specbuild.triton.call import Call
+from specbuild.triton.exchange import Exchange
+from specbuild.triton.fields import BY_NAME
+from specbuild.triton.latencies import Latencies
+
+Make = Callable[..., Backend]
+
+
+class Letters:
+    """A tokenizer whose tokens are bytes."""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        return bytes(tokens).decode()
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Backend] = []
+
+    def build(service: FakeService, pb: FakeTriton | None = None) -> Backend:
+        made.append(Backend(pb or FakeTriton(), service, Letters(), 100, "specbuild"))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for backend in made:
+        backend.close()
+
+
+def request(request_id: str = "", parameters: dict[str, Any] | None = None, **values: Any) -> Request:
+    return Request(
+        {name: tensor(BY_NAME[name].kind, value) for name, value in values.items()}, request_id=request_id, parameters=parameters
+    )
+
+
+def texts(responses: list[Response]) -> list[str]:
+    return [response.tensors["text_output"][0].decode() for response in responses]
+
+
+def error(responses: list[Response]) -> tuple[int, str]:
+    assert len(responses) == 1
+    assert responses[0].error is not None
+    return responses[0].error.code, str(responses[0].error)
+
+
+def test_streamed_and_whole(make: Make) -> None:
+    backend = make(FakeService())
+    streamed, whole = request(text_input=["a b c"], streaming=True), request(text_input=["a b c"], return_finish_reason=True)
+    backend.execute([streamed, whole])
+    assert texts(streamed.sender.wait()) == ["a", "b", "c"]
+    assert texts(whole.sender.wait()) == ["abc"]
+    assert whole.sender.responses[0].tensors["output_ids"].tolist() == [0, 1, 2]
+    assert whole.sender.responses[0].tensors["finish_reason"].tolist() == [b"length"]
+    assert (streamed.sender.finals, whole.sender.finals) == (1, 1)
+
+
+def test_the_prompt_comes_first_where_it_is_asked_for(make: Make) -> None:
+    backend = make(FakeService())
+    for streaming in (True, False):
+        asked = request(text_input=["a b"], streaming=streaming, sampling_param_exclude_input_from_output=False)
+        backend.execute([asked])
+        assert "".join(texts(asked.sender.wait())) == "a bab"
+
+
+def test_figures_come_with_the_last_response(make: Make) -> None:
+    asked = request(text_input=["a b c"], streaming=True, sampling_param_return_perf_metrics=True)
+    make(FakeService()).execute([asked])
+    *before, last = asked.sender.wait()
+    assert all(response.tensors.keys() == {"text_output", "output_ids"} for response in before)
+    assert last.tensors["per_step_accepted"].tolist() == [0, 1, 0]
+    assert last.tensors["acceptance_histogram"].tolist() == [2, 1]
+    assert last.tensors["seed"].tolist() == [7]
+    times = [last.tensors[name][0] for name in ("arrival_time_ns", "first_token_time_ns", "last_token_time_ns")]
+    assert times == sorted(times)
+
+
+def test_a_bad_request_among_good_ones(make: Make) -> None:
+    service = FakeService()
+    good = [request(text_input=["a b"]) for _ in range(3)]
+    bad = [
+        request(text_input=["x"], sampling_param_top_k=-1),
+        request(text_input=["x"], parameters={"sampling_param_topk": 3}),
+        Request({"text_input": np.array([b"\xff"], dtype=np.object_)}),
+    ]
+    make(service).execute([good[0], bad[0], good[1], bad[1], bad[2], good[2]])
+    assert [texts(one.sender.wait()) for one in good] == [["ab"]] * 3
+    assert [error(one.sender.wait())[0] for one in bad] == [TritonError.INVALID_ARG] * 3
+    assert len(service.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code", "message"),
+    [
+        (RequestError("no"), TritonError.INVALID_ARG, "no"),
+        (UsageError("no"), TritonError.INVALID_ARG, "no"),
+        (BusyError("9 wait"), TritonError.UNAVAILABLE, "busy: 9 wait"),
+        (CancelledError("closing"), TritonError.CANCELLED, "closing"),
+        (TimedOutError("late"), TritonError.CANCELLED, "deadline exceeded: late"),
+        (SpecbuildError("broken"), TritonError.INTERNAL, "broken"),
+        (ZeroDivisionError("oops"), TritonError.INTERNAL, "ZeroDivisionError: oops"),
+    ],
+)
+def test_codes(make: Make, refusal: Exception, code: int, message: str) -> None:
+    asked = request(text_input=["x"])
+    make(FakeService(refuse=refusal)).execute([asked])  # type: ignore[arg-type]
+    assert error(asked.sender.wait()) == (code, message)
+
+
+def test_an_error_in_mid_stream_is_the_last_response(make: Make) -> None:
+    service = FakeService(hold=True)
+    asked = request(text_input=["x"], streaming=True)
+    make(service).execute([asked])
+    service.sinks[0].delta(delta("a", 1))
+    service.sinks[0].failed(TimedOutError("late"))
+    service.sinks[0].failed(CancelledError("twice"))
+    first, last = asked.sender.wait()
+    assert texts([first]) == ["a"]
+    assert last.error is not None
+    assert str(last.error) == "deadline exceeded: late"
+
+
+def test_a_client_that_leaves_is_noticed(make: Make) -> None:
+    service = FakeService(hold=True)
+    stays, leaves = request(text_input=["x"]), request(text_input=["y"])
+    make(service).execute([stays, leaves])
+    leaves.sender.gone = True
+    until(service.sinks[1].cancelled)
+    assert not service.sinks[0].cancelled()
+
+
+def test_stop_ends_the_request_of_that_id(make: Make) -> None:
+    service = FakeService(hold=True)
+    backend = make(service)
+    backend.execute([request("one", text_input=["x"]), request("two", text_input=["y"])])
+    stop = request("two", stop=True)
+    backend.execute([stop])
+    assert error(stop.sender.wait()) == (TritonError.CANCELLED, "request 'two' was asked to end")
+    assert [sink.cancelled() for sink in service.sinks] == [False, True]
+    nameless = request(stop=True)
+    backend.execute([nameless])
+    assert error(nameless.sender.wait())[0] == TritonError.INVALID_ARG
+
+
+def test_a_sender_that_fails_ends_its_own_request(make: Make) -> None:
+    service = FakeService(hold=True)
+    broken, whole = request(text_input=["x"], streaming=True), request(text_input=["y"])
+    broken.sender.finals = 1
+    make(service).execute([broken, whole])
+    service.sinks[0].delta(delta("a", 1))
+    service.sinks[1].delta(delta("b", 1, completion(["b"])))
+    assert texts(whole.sender.wait()) == ["b"]
+    assert service.sinks[0].cancelled()
+
+
+def test_metrics_follow_the_service(make: Make) -> None:
+    pb = FakeTriton()
+    service = FakeService()
+    backend = make(service, pb)
+    backend.execute([request(text_input=["a b"])])
+    families = pb.MetricFamily.made  # type: ignore[attr-defined]
+    until(lambda: families["specbuild_requests"].values[(("model", "specbuild"),)] == 1 if "specbuild_requests" in families else False)
+
+
+def test_closing_ends_the_service_and_the_thread() -> None:
+    service = FakeService()
+    Backend(FakeTriton(), service, Letters(), 100, "specbuild").close()  # type: ignore[arg-type]
+    assert service.closed
+
+
+def test_which_bundle(tmp_path: Any) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    assert bundle_path({"bundle": str(here)}, {"SPECBUILD_BUNDLE": str(there)}) == here
+    assert bundle_path({}, {"SPECBUILD_BUNDLE": str(here)}) == here
+    with pytest.raises(BundleError, match=f"there is no bundle at {there}"):
+        bundle_path({}, {"SPECBUILD_BUNDLE": str(there)})
+    with pytest.raises(BundleError, match="set SPECBUILD_BUNDLE"):
+        bundle_path({}, {})
+
+
+def test_parameters_are_whole_numbers() -> None:
+    assert check_parameters({"threads": "2", "remember": "0", "bundle": "x"}) == {"threads": 2, "remember": 0}
+    with pytest.raises(UsageError, match=r"the parameter threads is '0', but must be a whole number, at least 1"):
+        check_parameters({"threads": "0"})
+
+
+@pytest.mark.parametrize(
+    ("params", "output", "finish", "reason"),
+    [
+        (SamplingParams(stop_token_ids=[98]), "ab", "stop", 98),
+        (SamplingParams(stop=["zz", "b"]), "ab", "stop", "b"),
+        (SamplingParams(stop=["bc", "b"]), "abc", "stop", "b"),
+        (SamplingParams(), "ab", "stop", None),
+        (SamplingParams(stop=["b"]), "abc", "length", None),
+    ],
+)
+def test_stop_reason(params: SamplingParams, output: str, finish: Any, reason: str | int | None) -> None:
+    sent: list[Any] = []
+    outlet = type("Outlet", (), {"put": lambda self, exchange, message: sent.append(message)})()
+    exchange = Exchange(Call((), params), outlet, Letters(), Latencies())  # type: ignore[arg-type]
+    end = completion([])
+    whole = Completion("a", tuple(output.encode()), finish, end.seed, (), end.stats)
+    exchange.delta(delta("a", 97, whole))
+    assert sent[0].stop_reason == reason
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)

@@ -1,0 +1,53 @@
+"""Errors come back as the errors that they were; loads are summed up rightly."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbuild.errors import BusyError, CancelledError, RequestError, ServerError, SpecbuildError, TimedOutError, UsageError
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.triton.bench import Sample, percentile, summary
+from specbuild.triton.faults import FAULTS, from_grpc, to_triton
+from specbuild.triton.wire import tensors
+
+
+@pytest.mark.parametrize("error", [TimedOutError("late"), CancelledError("gone"), BusyError("9 wait"), RequestError("top_k is -1")])
+def test_an_error_survives_the_wire(error: SpecbuildError) -> None:
+    code, message = to_triton(error)
+    status = next(fault.status for fault in FAULTS if fault.code == code)
+    back = from_grpc(f"StatusCode.{status}", message)
+    assert (type(back), str(back)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [("StatusCode.UNAVAILABLE", "Connection refused"), ("StatusCode.INTERNAL", "oops"), (None, "what"), ("StatusCode.NOT_FOUND", "x")],
+)
+def test_what_the_server_did_not_mean_is_its_failure(status: str | None, message: str) -> None:
+    back = from_grpc(status, message)
+    assert isinstance(back, ServerError)
+    assert message in str(back)
+
+
+def test_the_clients_own_deadline() -> None:
+    assert isinstance(from_grpc("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded"), TimedOutError)
+
+
+def test_a_number_too_large_for_its_tensor_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(UsageError, match="input_ids cannot be sent"):
+        tensors([2**40], SamplingParams(), streaming=True, priority=0, timeout=None)
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+    assert [percentile(values, share) for share in (0.01, 0.5, 0.95, 0.99, 1.0)] == [1, 50, 95, 99, 100]
+    assert percentile([3.0], 0.5) == 3
+    assert percentile([], 0.5) == 0
+
+
+def test_a_load_is_of_all_its_requests_together() -> None:
+    load = summary(2, [Sample(0.1, (0.01, 0.03), 6, 3), Sample(0.3, (0.02,), 2, 2)], seconds=2.0)
+    assert (load.concurrency, load.requests, load.tokens_per_second, load.mean_acceptance_length) == (2, 2, 4.0, 1.6)
+    assert load.first_token_p50 == pytest.approx(200)
+    assert load.between_p50 == pytest.approx(20)
+    assert load.between_p99 == pytest.approx(30)

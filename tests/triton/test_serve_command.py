@@ -1,0 +1,165 @@
+"""``specbuild triton serve`` as a process: ready, interrupted, killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from specbuild.cli.main import run
+from specbuild.errors import SpecbuildError
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.triton import Client
+from specbuild.triton.installation import STUB
+from specbuild.triton.server import Ports, free_ports
+
+pytestmark = pytest.mark.slow
+ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+
+class Serving:
+    """The command, running, and what it has said."""
+
+    def __init__(self, process: subprocess.Popen[str], ports: Ports) -> None:
+        self.process, self.ports = process, ports
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def url(self) -> str:
+        return f"{self.ports.host}:{self.ports.grpc}"
+
+    def wait_ready(self, times: int = 1) -> None:
+        deadline = time.monotonic() + 60
+        while sum(line.startswith("ready:") for line in self.said) < times:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+
+    def interrupt(self) -> float:
+        """Ctrl-C; returns the seconds that it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(10) == 0
+        self._reader.join()
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(10)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.said.extend(line.rstrip() for line in self.process.stderr)
+
+
+@contextmanager
+def serving(bundle: Path) -> Iterator[Serving]:
+    ports = free_ports()
+    command = [sys.executable, "-m", "specbuild", "triton", "serve", "-b", str(bundle), "--threads", "1"]
+    command += [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}"]
+    running = Serving(subprocess.Popen(command, stderr=subprocess.PIPE, text=True), ports)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.close()
+
+
+def processes(ports: Ports) -> list[int]:
+    """The command and the server that were told these ports."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"--grpc-port={ports.grpc}".encode() in line:
+            found.append(int(entry.name))
+    return found
+
+
+def stubs() -> set[int]:
+    """Every model's Python on this machine, zombies included."""
+    return {int(entry.parent.name) for entry in Path("/proc").glob("[0-9]*/stat") if f"({STUB[:15]})" in _text(entry)}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.usefixtures("installation")
+def test_ctrl_c_in_mid_stream_leaves_nothing(tiny_bundle: Path) -> None:
+    before, memory = stubs(), set(Path("/dev/shm").iterdir())
+    with serving(tiny_bundle) as running:
+        stream = Client(running.url).stream("a", ENDLESS)
+        next(stream)
+        assert len(processes(running.ports)) == 2
+        assert running.interrupt() < 5
+        with suppress(SpecbuildError):  # if it was not done by then, its client is told
+            for _ in stream:
+                pass
+        assert processes(running.ports) == []
+        assert running.said[-1] == "stopped"
+    assert stubs() <= before
+    assert set(Path("/dev/shm").iterdir()) <= memory
+
+
+@pytest.mark.usefixtures("installation")
+def test_a_killed_model_is_started_again(tiny_bundle: Path) -> None:
+    before = stubs()
+    with serving(tiny_bundle) as running:
+        stream = Client(running.url).stream("a", ENDLESS)
+        next(stream)
+        (model,) = stubs() - before
+        os.kill(model, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(SpecbuildError):
+            for _ in stream:
+                pass
+        assert time.monotonic() - began < 2
+        running.wait_ready(times=2)
+        assert "a process of the server died; starting it again in 1 s" in running.said
+        assert Client(running.url).generate("a", SamplingParams(temperature=0, max_tokens=3)).text
+        running.interrupt()
+    assert stubs() <= before
+
+
+def test_a_taken_port_is_refused_before_anything_starts(
+    tiny_bundle: Path, installation: Installation, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(["triton", "serve", "-b", str(tiny_bundle), "--grpc-port", str(port)]) == 3
+    assert f"127.0.0.1:{port} cannot be listened on" in capsys.readouterr().err
+
+
+def test_render_and_check_commands(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run(["triton", "render", "-b", str(tiny_bundle), "-b", str(tiny_bundle), "--name", "one", "--name", "two", str(out)]) == 0
+    assert capsys.readouterr().out.split() == [str(out / "one"), str(out / "two")]
+    assert run(["triton", "check", str(out)]) == 0
+    (out / "one" / "1" / "model.py").unlink()
+    assert run(["triton", "check", str(out)]) == 2
+    assert "one: 1/ has no model.py" in capsys.readouterr().out
+    assert run(["triton", "render", "-b", str(tiny_bundle), "--name", "a", "--name", "b", str(tmp_path / "no")]) == 2
