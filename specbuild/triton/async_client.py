@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 from grpc.aio import AioRpcError
 from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
-from specbuild.errors import ServerError
 from specbuild.runtime.generator import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 from .client import GRACE
-from .faults import from_grpc
+from .faults import from_wire
 from .kinds import Tensor
-from .wire import HEADERS, MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
+from .wire import MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -24,33 +23,32 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     def __init__(self, client: InferenceServerClient, model: str, arrays: Mapping[str, Tensor], timeout: float | None) -> None:
         self._gatherer = Gatherer()
-        self._closed = False
+        self._over = False
+        """The last response has come, or nobody waits for it."""
 
         async def request() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": model, "inputs": inputs(arrays), "enable_empty_final_response": True}
+            yield {"model_name": model, "inputs": inputs(arrays)}
 
-        self._responses = client.stream_infer(request(), headers=HEADERS, stream_timeout=None if timeout is None else timeout + GRACE)
+        self._responses = client.stream_infer(request(), stream_timeout=None if timeout is None else timeout + GRACE)
 
     async def __anext__(self) -> Chunk:
+        if self._over:
+            raise StopAsyncIteration
         try:
-            while not self._gatherer.complete and not self._closed:
-                result, error = await anext(self._responses)
-                if error is not None:
-                    raise error
+            result, error = await anext(self._responses)
+            if error is None:
                 chunk = self._gatherer.take(result)
-                if chunk is not None:
-                    return chunk
-        except AioRpcError as error:
-            self._closed = True
-            raise from_grpc(str(error.code()), error.details() or "") from None
-        except InferenceServerException as error:
-            self._closed = True
-            raise from_grpc(error.status(), error.message()) from None
-        except StopAsyncIteration:
-            self._closed = True
-            raise ServerError("the stream ended without an answer") from None
-        await self.aclose()
-        raise StopAsyncIteration
+                self._over = self._gatherer.complete
+        except AioRpcError as broken:
+            self._over = True
+            raise from_wire(broken.details() or "", str(broken.code())) from None
+        if error is not None:
+            self._over = True
+            await self._drain()
+            raise from_wire(error.message())
+        if self._over:
+            await self._drain()
+        return chunk
 
     @property
     def answer(self) -> Answer:
@@ -60,9 +58,15 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     async def aclose(self) -> None:
         """Cancel the request if it still runs."""
-        if not self._closed:
-            self._closed = True
+        if not self._over:
+            self._over = True
             self._responses.cancel()
+
+    async def _drain(self) -> None:
+        """Let the call end by itself: cancelling what is over is a race in the server."""
+        with suppress(AioRpcError):
+            async for _ in self._responses:
+                pass
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,13 +10,12 @@ from typing import Self
 from tritonclient.grpc import InferenceServerClient, InferResult
 from tritonclient.utils import InferenceServerException
 
-from specbuild.errors import ServerError
 from specbuild.runtime.generator import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
-from .faults import from_grpc
+from .faults import from_wire
 from .kinds import Tensor
-from .wire import HEADERS, MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
+from .wire import MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
 
 Item = tuple[InferResult | None, InferenceServerException | None]
 GRACE = 5.0
@@ -32,26 +31,24 @@ class Stream(Iterator[Chunk]):
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._timeout = None if timeout is None else timeout + GRACE
         self._closed = False
-        client.start_stream(lambda result, error: self._items.put((result, error)), headers=HEADERS, stream_timeout=self._timeout)
+        self._over = False
+        """The last response has come."""
+        client.start_stream(lambda result, error: self._items.put((result, error)), stream_timeout=self._timeout)
         # A stream that broke before the request was sent says why through the callback.
         with suppress(InferenceServerException):
-            client.async_stream_infer(model, inputs(arrays), enable_empty_final_response=True)
+            client.async_stream_infer(model, inputs(arrays))
 
     def __next__(self) -> Chunk:
-        while not self._gatherer.complete:
-            if self._closed:
-                raise StopIteration
+        if not self._over and not self._closed:
             result, error = self._items.get()
             if error is not None:
+                self._over = True
                 self.close()
-                raise from_grpc(error.status(), error.message())
+                raise from_wire(error.message(), error.status())
             assert result is not None, "a result or an error"
             chunk = self._gatherer.take(result)
-            if chunk is not None:
-                return chunk
-            if not self._gatherer.complete:
-                self.close()
-                raise ServerError("the stream ended without an answer")
+            self._over = self._gatherer.complete
+            return chunk
         self.close()
         raise StopIteration
 
@@ -65,7 +62,7 @@ class Stream(Iterator[Chunk]):
         """Cancel the request if it still runs."""
         if not self._closed:
             self._closed = True
-            self._client.stop_stream(cancel_requests=not self._gatherer.complete)
+            self._client.stop_stream(cancel_requests=not self._over)
             self._client.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,8 @@
-"""Errors on the wire: which code Triton is given for each of ours, and what a client makes of it."""
+"""Errors on the wire: which code Triton is given for each of ours, and what a client makes of it.
+
+A stream's error is a message without a code: Triton gives a code only to clients that ask for ``triton_grpc_error``, which crashes its
+2.51 now and then. So the message begins with what kind it is.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,17 @@ class Fault(NamedTuple):
     error: type[SpecbuildError]
     code: str
     """Attribute of ``pb_utils.TritonError``."""
-    status: str
-    """The gRPC status that Triton makes of it."""
-    prefix: str = ""
-    """Opens the message where the status alone does not tell."""
+    kind: str
+    """Opens the message."""
 
 
 FAULTS = (
-    Fault(TimedOutError, "CANCELLED", "CANCELLED", "deadline exceeded: "),
-    Fault(CancelledError, "CANCELLED", "CANCELLED"),
-    Fault(BusyError, "UNAVAILABLE", "UNAVAILABLE", "busy: "),
-    Fault(RequestError, "INVALID_ARG", "INVALID_ARGUMENT"),
-    Fault(UsageError, "INVALID_ARG", "INVALID_ARGUMENT"),
-    Fault(SpecbuildError, "INTERNAL", "INTERNAL"),
+    Fault(TimedOutError, "CANCELLED", "deadline exceeded"),
+    Fault(CancelledError, "CANCELLED", "cancelled"),
+    Fault(BusyError, "UNAVAILABLE", "busy"),
+    Fault(RequestError, "INVALID_ARG", "invalid argument"),
+    Fault(UsageError, "INVALID_ARG", "invalid argument"),
+    Fault(SpecbuildError, "INTERNAL", "internal error"),
 )
 """The first row that fits is taken."""
 
@@ -33,15 +35,15 @@ FAULTS = (
 def to_triton(error: SpecbuildError) -> tuple[str, str]:
     """(code, message) of an error of ours."""
     fault = next(fault for fault in FAULTS if isinstance(error, fault.error))
-    return fault.code, fault.prefix + str(error)
+    return fault.code, f"{fault.kind}: {error}"
 
 
-def from_grpc(status: str | None, message: str) -> SpecbuildError:
-    """The error that a client raises for a gRPC ``status`` such as ``StatusCode.CANCELLED``."""
-    name = (status or "").removeprefix("StatusCode.")
+def from_wire(message: str, status: str | None = None) -> SpecbuildError:
+    """The error that a client raises for a stream's ``message``; ``status``: the call's own, where it broke off."""
+    kind, _, rest = message.partition(": ")
     for fault in FAULTS:
-        if fault.status == name and fault.prefix in message and fault.error is not SpecbuildError:
-            return fault.error(message.partition(fault.prefix)[2] if fault.prefix else message)
-    if name == "DEADLINE_EXCEEDED":
+        if status is None and kind == fault.kind and fault.error is not SpecbuildError:
+            return fault.error(rest)
+    if status == "StatusCode.DEADLINE_EXCEEDED":
         return TimedOutError(message)
-    return ServerError(f"the server failed ({name or 'no status'}): {message}")
+    return ServerError(f"the server failed: {message}" if status is None else f"the server broke off ({status}): {message}")

@@ -14,8 +14,10 @@ from .exchange import Exchange, Message
 from .faults import to_triton
 from .reply import Reply
 
-CANCEL_SECONDS = 0.1
-"""How often Triton is asked whether a client has left."""
+WATCH_SECONDS = 0.05
+"""How often Triton is asked whether clients have left."""
+WATCH_SHARE = 0.05
+"""Of the thread's time, the most that asking takes, however many requests wait."""
 
 
 class Post:
@@ -63,9 +65,11 @@ class Post:
                     return
                 self._send(*item)
             if time.monotonic() >= due:
+                began = time.monotonic()
                 self._watch()
                 self._tick()
-                due = time.monotonic() + CANCEL_SECONDS
+                now = time.monotonic()
+                due = now + max(WATCH_SECONDS, (now - began) / WATCH_SHARE)
 
     def _send(self, exchange: Exchange, message: Message) -> None:
         if exchange.closed:

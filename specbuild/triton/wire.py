@@ -19,8 +19,6 @@ from .kinds import Tensor
 ASKED = ("return_finish_reason", "return_stop_reason", FIGURES)
 MODEL = "specbuild"
 URL = "127.0.0.1:8001"
-HEADERS = {"triton_grpc_error": "true"}
-"""Errors come as gRPC statuses and end the stream, which here has one request."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,9 @@ class Gatherer:
         self._chunks: list[Chunk] = []
         self._rest: dict[str, Any] = {}
 
-    def take(self, result: InferResult) -> Chunk | None:
-        """What this response added; None for the empty one that may end a stream."""
+    def take(self, result: InferResult) -> Chunk:
+        """What this response added."""
         values = {output.name: array for output in OUTPUTS if (array := result.as_numpy(output.name)) is not None}
-        if not values:
-            return None
         read = {output.name: output.kind.read(output.name, values[output.name]) for output in OUTPUTS if output.name in values}
         chunk = Chunk(read.pop("text_output")[0], tuple(read.pop("output_ids")))
         self._chunks.append(chunk)

@@ -109,13 +109,13 @@ def test_a_bad_request_among_good_ones(make: Make) -> None:
 @pytest.mark.parametrize(
     ("refusal", "code", "message"),
     [
-        (RequestError("no"), TritonError.INVALID_ARG, "no"),
-        (UsageError("no"), TritonError.INVALID_ARG, "no"),
+        (RequestError("no"), TritonError.INVALID_ARG, "invalid argument: no"),
+        (UsageError("no"), TritonError.INVALID_ARG, "invalid argument: no"),
         (BusyError("9 wait"), TritonError.UNAVAILABLE, "busy: 9 wait"),
-        (CancelledError("closing"), TritonError.CANCELLED, "closing"),
+        (CancelledError("closing"), TritonError.CANCELLED, "cancelled: closing"),
         (TimedOutError("late"), TritonError.CANCELLED, "deadline exceeded: late"),
-        (SpecbuildError("broken"), TritonError.INTERNAL, "broken"),
-        (ZeroDivisionError("oops"), TritonError.INTERNAL, "ZeroDivisionError: oops"),
+        (SpecbuildError("broken"), TritonError.INTERNAL, "internal error: broken"),
+        (ZeroDivisionError("oops"), TritonError.INTERNAL, "internal error: ZeroDivisionError: oops"),
     ],
 )
 def test_codes(make: Make, refusal: Exception, code: int, message: str) -> None:
@@ -152,7 +152,7 @@ def test_stop_ends_the_request_of_that_id(make: Make) -> None:
     backend.execute([request("one", text_input=["x"]), request("two", text_input=["y"])])
     stop = request("two", stop=True)
     backend.execute([stop])
-    assert error(stop.sender.wait()) == (TritonError.CANCELLED, "request 'two' was asked to end")
+    assert error(stop.sender.wait()) == (TritonError.CANCELLED, "cancelled: request 'two' was asked to end")
     assert [sink.cancelled() for sink in service.sinks] == [False, True]
     nameless = request(stop=True)
     backend.execute([nameless])

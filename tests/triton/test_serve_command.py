@@ -23,7 +23,7 @@ from specbuild.triton.installation import STUB
 from specbuild.triton.server import Ports, free_ports
 
 pytestmark = pytest.mark.slow
-ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+ENDLESS = SamplingParams(seed=1, max_tokens=900, ignore_eos=True, speculation="off", logprobs=20)
 
 
 class Serving:
@@ -142,9 +142,7 @@ def test_a_killed_model_is_started_again(tiny_bundle: Path) -> None:
     assert stubs() <= before
 
 
-def test_a_taken_port_is_refused_before_anything_starts(
-    tiny_bundle: Path, installation: Installation, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_taken_port_is_refused_before_anything_starts(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
