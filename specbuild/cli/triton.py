@@ -137,6 +137,19 @@ def bench(file: Path, concurrency: str, limit: int | None, chat: bool, url: str,
         print_table(columns, [[f"{v:.2f}" if isinstance(v, float) else v for v in dataclasses.astuple(load)] for load in loads])
 
 
+@command.command()
+@JSON_OPTION
+def fields(as_json: bool) -> None:
+    """List the tensors of a request, then those of a response."""
+    from specbuild.triton.fields import rows
+
+    columns = ("name", "type", "meaning")
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows()])
+    else:
+        print_table(columns, rows())
+
+
 def _concurrencies(text: str) -> list[int]:
     try:
         values = [int(part) for part in text.split(",")]

@@ -127,3 +127,12 @@ OUTPUTS = (
     _figure("first_token_time_ns", LONG, "When its first token was there.", lambda reply: reply.first),
     _figure("last_token_time_ns", LONG, "When its last token was there.", lambda reply: reply.last),
 )
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(name, type and shape, meaning) of every input, then of every output."""
+    kinds = [(field.name, field.kind, field.doc) for field in INPUTS]
+    for output in OUTPUTS:
+        when = "" if output.asked_by is None else f" Asked for by {output.asked_by}."
+        kinds.append((output.name, output.kind, output.doc + when))
+    return [(name, f"{kind.type.removeprefix('TYPE_')} [{kind.dims}]", doc) for name, kind, doc in kinds]

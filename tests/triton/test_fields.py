@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from specbuild.cli.main import run
 from specbuild.errors import UsageError
-from specbuild.triton.fields import INPUTS, OUTPUTS
+from specbuild.triton.fields import INPUTS, OUTPUTS, rows
+from specbuild.triton.metrics import METRICS, PREFIX
 from specbuild.triton.render import ModelSettings, config, from_text, render, to_text
 
 ROOT = Path(__file__).parent.parent.parent
@@ -94,3 +97,19 @@ def test_a_folder_in_use_and_impossible_models_are_refused(tmp_path: Path) -> No
     for wrong in ({"name": "a/b"}, {"name": ".."}, {"count": 0}, {"gpus": (0,)}):
         with pytest.raises(UsageError):
             ModelSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_documentation_has_every_tensor_and_metric() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text()
+    for name, kind, meaning in rows():
+        assert f"| `{name}` | {kind} | {meaning} |" in text, name
+    for metric in METRICS:
+        assert f"| `{PREFIX}{metric.name}` | {metric.kind.lower()} | {metric.doc} |" in text, metric.name
+
+
+def test_fields_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["triton", "fields", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed] == [field.name for field in (*INPUTS, *OUTPUTS)]
+    assert run(["triton", "fields"]) == 0
+    assert "sampling_param_logit_bias" in capsys.readouterr().out
