@@ -119,11 +119,22 @@ def run(arguments: list[str] | None = None) -> int:
     except SpecbuildError as error:
         if os.environ.get("SPECBUILD_DEBUG") == "1":
             raise
-        click.echo(f"error: {error}", err=True)
-        return error.exit_code
+        return _refuse(str(error), error.exit_code)
+    except OSError as error:
+        # What the system refuses is no bug, wherever it comes up: a folder that may not be entered, a name that is too long.
+        if os.environ.get("SPECBUILD_DEBUG") == "1" or error.strerror is None:
+            raise
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return _refuse(f"{where}{error.strerror}; name another path, or change who may use this one", SpecbuildError.exit_code)
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
+
+
+def _refuse(sentence: str, code: int) -> int:
+    """Say what is wrong, in one line though a library's words in it had several."""
+    click.echo(f"error: {' '.join(sentence.splitlines())}", err=True)
+    return code
