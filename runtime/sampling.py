@@ -10,6 +10,8 @@ from types import MappingProxyType
 from specbuild.errors import RequestError
 
 MIN_TEMPERATURE = 1e-4
+MAX_REPETITION_PENALTY = 1000.0
+"""And its inverse the least: further out, penalised logits would leave float32."""
 MAX_LOGPROBS = 20
 SEED_BITS = 64
 
@@ -67,7 +69,7 @@ class SamplingParams:
             _integer("top_k", self.top_k, 0)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        _number("repetition_penalty", self.repetition_penalty, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for token, bias in self.logit_bias.items():
