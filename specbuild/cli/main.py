@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Collection
@@ -104,7 +105,13 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The program: runs a command and ends the process with its exit code."""
-    sys.exit(run(arguments))
+    with open(os.devnull, "r+", encoding="utf-8") as nothing:  # noqa: PTH123  no path
+        # A stream that was closed before the program started is None: it reads and takes nothing.
+        sys.stdin, sys.stdout, sys.stderr = sys.stdin or nothing, sys.stdout or nothing, sys.stderr or nothing
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # τ on an ASCII terminal is no reason to fail
+        sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
