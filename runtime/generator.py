@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.bundle import Bundle
-from specbuild.errors import RequestError, close_match
+from specbuild.errors import CancelledError, RequestError, close_match
 
 from .acceptance import RULES
 from .engines import load
@@ -137,7 +137,12 @@ class Generator:
         return [done[index] for index in range(len(prompts))]
 
     def stream(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[Delta]:
-        """As ``generate``, but as it comes: a delta for each running answer and round. Leaving the loop cancels what is left."""
+        """As ``generate``, but as it comes: a delta for each running answer and round. Leaving the loop cancels what is left.
+
+        Raises:
+            RequestError: as ``generate``.
+            CancelledError: while it comes: a round that other streams were waiting for too broke off in their hands.
+        """
         if isinstance(prompts, str) or any(isinstance(prompt, (int, Mapping)) for prompt in prompts):
             raise RequestError("prompts is a single prompt; give a list of prompts, if only of one")
         each = [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
@@ -156,8 +161,9 @@ class Generator:
                 self._loop.scheduler.submit(sequence)
             while places:
                 while not inbox:
-                    for emission in self._loop.round():
-                        self._inboxes[emission.id].append(emission)
+                    if places.keys() - self._inboxes.keys():
+                        raise CancelledError("a round that this stream shared with another broke off half-way; ask again")
+                    self._round()
                 emission = inbox.popleft()
                 index = places[emission.id]
                 if emission.finish_reason is not None:
@@ -168,6 +174,17 @@ class Generator:
                 self._inboxes.pop(sequence.id, None)
             for owner in places:
                 self._loop.cancel(owner)
+
+    def _round(self) -> None:
+        """One round for every stream. Where it breaks off, caches and texts are no longer of one length: nobody can go on."""
+        try:
+            for emission in self._loop.round():
+                self._inboxes[emission.id].append(emission)
+        except BaseException:
+            for owner in self._inboxes:
+                self._loop.cancel(owner)
+            self._inboxes.clear()
+            raise
 
     def _sequence(self, prompt: Prompt, params: SamplingParams) -> Running:
         tokens = self.encode(prompt)

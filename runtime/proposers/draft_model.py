@@ -67,7 +67,8 @@ class DraftModelProposer:
         return [branch.draft() for branch in branches]
 
     def retire(self, sequence: Running) -> None:
-        if self._rows.pop(sequence.id, None) is not None:
+        self._rows.pop(sequence.id, None)
+        if sequence.id in self._model.cache.owners:
             self._model.cache.release(sequence.id)
 
     def _catch_up(self, sequence: Running) -> Feed:
