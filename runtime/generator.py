@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -143,9 +144,11 @@ class Generator:
             RequestError: as ``generate``.
             CancelledError: while it comes: a round that other streams were waiting for too broke off in their hands.
         """
-        if isinstance(prompts, str) or any(isinstance(prompt, (int, Mapping)) for prompt in prompts):
+        if isinstance(prompts, str | Mapping) or any(isinstance(prompt, int | Mapping) for prompt in prompts):
             raise RequestError("prompts is a single prompt; give a list of prompts, if only of one")
         each = [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if not all(isinstance(param, SamplingParams) for param in each):
+            raise RequestError(f"params is {params!r:.60}, but must be SamplingParams, or a list of them")
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one for each")
         sequences = [self._sequence(prompt, param) for prompt, param in zip(prompts, each, strict=True)]
@@ -228,13 +231,16 @@ class Generator:
         """Tokens of a prompt, whichever of its three forms it has.
 
         Raises:
-            RequestError: chat messages that the checkpoint's template refuses.
+            RequestError: it has none of them, or the checkpoint's template refuses its messages.
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
-        return [int(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
+        try:
+            if len(prompt) and isinstance(prompt[0], Mapping):
+                return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
+            return [operator.index(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
+        except (TypeError, LookupError) as error:
+            raise RequestError(f"a prompt is {prompt!r:.60}, but must be text, a list of token ids or a list of messages") from error
 
 
 class _Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,9 @@ from hypothesis import strategies as st
 from test_loop import assert_idle, assert_plain, caches
 from toy_engine import ASCII, EOS, MAX_SEQ_LEN, VOCABULARY, Toys, invariant, plainly, toys
 
-from specbuild.errors import CancelledError, RequestError
+from specbuild.errors import RequestError
 from specbuild.runtime.generator import Generator
-from specbuild.runtime.kv import KvCache
-from specbuild.runtime.model import CachedModel
-from specbuild.runtime.proposers.draft_model import DraftModelProposer
-from specbuild.runtime.request import Running
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.scheduler import Scheduler
-from specbuild.runtime.verifier import Verifier
 
 __all__ = ["toys"]
 LONG: dict[str, Any] = {"seed": 4, "max_tokens": 20, "ignore_eos": True}
@@ -63,6 +56,18 @@ def test_as_many_params_as_prompts(toys: Toys) -> None:
 def test_a_prompt_alone_is_not_taken_for_many(toys: Toys, prompts: Any) -> None:
     with pytest.raises(RequestError, match="prompts is a single prompt; give a list"):
         toys.generator().generate(prompts)
+
+
+@pytest.mark.parametrize("prompt", [None, 1.5, [1.5], ["a"], [None], [[1]], {1}])
+def test_a_prompt_of_another_type_is_refused(toys: Toys, prompt: Any) -> None:
+    with pytest.raises(RequestError, match=r"a prompt is .*, but must be text, a list of token ids or a list of messages"):
+        toys.generator().generate([prompt])
+
+
+@pytest.mark.parametrize("params", [{"seed": 1}, [None], ["x"]])
+def test_params_of_another_type_are_refused(toys: Toys, params: Any) -> None:
+    with pytest.raises(RequestError, match=r"params is .*, but must be SamplingParams"):
+        toys.generator().generate([[1]], params)
 
 
 def test_an_unknown_rule_is_refused(toys: Toys) -> None:
@@ -231,64 +236,3 @@ def test_a_generator_gives_its_memory_back_at_once(toys: Toys) -> None:
         assert engine() is None
     finally:
         gc.enable()
-
-
-STAGES = [
-    (Verifier, "admit"),
-    (Verifier, "check"),
-    (Verifier, "score"),
-    (Verifier, "commit"),
-    (Running, "judge"),
-    (Running, "take"),
-    (DraftModelProposer, "admit"),
-    (DraftModelProposer, "propose"),
-    (KvCache, "reserve"),
-    (KvCache, "commit"),
-    (CachedModel, "prefill"),
-    (CachedModel, "feed"),
-    (Scheduler, "admit"),
-    (Scheduler, "plan"),
-]
-
-
-@pytest.mark.parametrize("interrupted", [1, 2])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(("owner", "stage"), STAGES, ids=lambda value: getattr(value, "__name__", value))
-def test_wherever_a_round_breaks_off_nothing_is_held_and_the_next_answer_is_right(
-    toys: Toys, monkeypatch: pytest.MonkeyPatch, owner: type, stage: str, after: bool, interrupted: int
-) -> None:
-    """Two streams take turns; a stage is interrupted once. Both end, with what was right so far."""
-    generator, params = toys.generator(), SamplingParams(**LONG)
-    prompts = [[1, 2, 1], [3, 4]]
-    answers = [completion.token_ids for completion in generator.generate(prompts, params)]
-    whole, calls = getattr(owner, stage), count(1)
-
-    def breaking(*given: Any, **named: Any) -> Any:
-        breaks = next(calls) == interrupted
-        if breaks and not after:
-            raise KeyboardInterrupt
-        result = whole(*given, **named)
-        if breaks:
-            raise KeyboardInterrupt
-        return result
-
-    streams = dict(enumerate(generator.stream([prompt], params) for prompt in prompts))
-    tokens: list[tuple[int, ...]] = [(), ()]
-    ends: list[type[BaseException]] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, stage, breaking)
-        while streams:
-            for index in list(streams):
-                try:
-                    tokens[index] += next(streams[index]).tokens
-                except (StopIteration, KeyboardInterrupt, CancelledError) as end:
-                    ends.append(type(end))
-                    if isinstance(end, StopIteration):
-                        assert tokens[index] == answers[index]
-                    del streams[index]
-    assert ends.count(KeyboardInterrupt) == 1
-    assert all(answer[: len(part)] == part for answer, part in zip(answers, tokens, strict=True))
-    assert_idle(generator)
-    for cache in caches(generator):
-        cache.check()
-    assert [completion.token_ids for completion in generator.generate(prompts, params)] == answers
