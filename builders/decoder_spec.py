@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,6 @@ class DecoderSpec:
     """RMS norm over each query and key head before the rotation (Qwen3)."""
     sliding_window: int | None = None
     """Tokens that a query sees, itself included, the same in every layer."""
-    activation: Literal["silu"] = "silu"
 
 
 class Weights(Protocol):

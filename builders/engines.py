@@ -10,12 +10,10 @@ from pathlib import Path
 from specbuild.bundle import EngineEntry, Probe
 from specbuild.errors import EnvironmentLacksError
 
-from .architectures import family
 from .compilers.base import CompileJob, Role
 from .network.decoder import decoder
 from .plan import EngineStep
 from .preparation import Preparation
-from .weights import CheckpointWeights
 
 Prober = Callable[[Path, EngineEntry, EngineEntry | None], Probe]
 """(folder, engine, the float32 engine of the same model or None) → what was measured; files are relative to the folder."""
@@ -73,13 +71,11 @@ def compared(step: EngineStep) -> bool:
 
 
 def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: Path) -> EngineEntry:
-    model, checkpoint, compiler = preparation.models[job.role], preparation.checkpoints[job.role], preparation.compiler
+    spec, compiler = preparation.models[job.role].spec, preparation.compiler
     shape = compiler.shape(job)
-    weights = CheckpointWeights(checkpoint, model.spec, family(checkpoint.config["model_type"]))
-    graph = decoder(model.spec, weights, capacity=shape.graph_capacity, positions=shape.capacity)
+    graph = decoder(spec, preparation.weights[job.role], capacity=shape.graph_capacity, positions=shape.capacity)
     (staging / folder).mkdir(parents=True)
     compiled = compiler.compile(graph, job, staging / folder)
-    spec = model.spec
     return EngineEntry(
         role=job.role,
         file=(folder / compiled.file).as_posix(),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from specbuild.errors import CheckpointError
 
 from .architectures import decoder_spec
@@ -50,9 +52,18 @@ def facts_of(role: Role, source: str, checkpoint: Checkpoint) -> ModelFacts:
 
     Raises:
         UnsupportedError: its family or a key of its config is not one that specbuild builds.
-        CheckpointError: its tokenizer cannot be read.
+        CheckpointError: its tokenizer cannot be read, or does not know the token that ends a text.
     """
     tokenizer = tokenizer_facts(checkpoint.tokenizer.tokenizer_json, origin=source)
+    try:
+        Tokenizer.from_buffer(checkpoint.tokenizer.tokenizer_json)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{source}: its tokenizer.json cannot be loaded ({error}); fetch the checkpoint again") from error
+    past = [token for token in checkpoint.eos_token_ids if token >= tokenizer.size]
+    if past:
+        raise CheckpointError(
+            f"{source}: eos_token_id {past[0]} is past the {tokenizer.size} ids that its tokenizer knows; correct generation_config.json"
+        )
     return ModelFacts(role, source, decoder_spec(checkpoint.config), checkpoint.config, checkpoint.digest(), tokenizer)
 
 

@@ -11,12 +11,14 @@ import specbuild
 from specbuild.errors import EnvironmentLacksError
 from specbuild.recipe import Recipe
 
+from .architectures import family
 from .checkpoint import Checkpoint, open_checkpoint
 from .compilers import base
 from .compilers.base import CompileJob, Compiler, Role
 from .facts import ModelFacts, facts_from_config, facts_of
 from .plan import BuildPlan, ToolFacts, plan
 from .preflight import preflight
+from .weights import CheckpointWeights
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Preparation:
     compiler: Compiler
     models: Mapping[Role, ModelFacts]
     checkpoints: Mapping[Role, Checkpoint]
+    weights: Mapping[Role, CheckpointWeights]
 
 
 def prepare(recipe: Recipe) -> Preparation:
@@ -44,7 +47,9 @@ def prepare(recipe: Recipe) -> Preparation:
         checkpoints[role] = checkpoints[same.role] if same else open_checkpoint(source)
         models[role] = facts_of(role, source, checkpoints[role])
     preflight(recipe, models["target"], models.get("draft"))
-    return Preparation(_plan(recipe, models, compiler, compiler.version()), compiler, models, checkpoints)
+    # Names and shapes of all tensors are compared here: a draft that lacks one is not noticed after hours of compiling a target.
+    weights = {role: CheckpointWeights(checkpoints[role], model.spec, family(model.spec.family)) for role, model in models.items()}
+    return Preparation(_plan(recipe, models, compiler, compiler.version()), compiler, models, checkpoints, weights)
 
 
 def dry_plan(recipe: Recipe) -> BuildPlan:

@@ -30,7 +30,7 @@ def rope_spec(config: Config, head_dim: int) -> RopeSpec:
     """
     parameters = rope_parameters(config)
     kind = parameters["rope_type"]
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise UnsupportedError(f"rope_type {kind!r} is not supported.{close_match(str(kind), SCALINGS)}")
     if parameters.get("partial_rotary_factor", 1) != 1:
         raise UnsupportedError(
@@ -47,7 +47,10 @@ def rope_spec(config: Config, head_dim: int) -> RopeSpec:
 
 def rope_parameters(config: Config) -> dict[str, Any]:
     """The rope keys of either generation of transformers as one mapping that has ``rope_type`` and ``rope_theta``."""
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"config: the rope parameters must be an object (seen: {given!r}); correct config.json")
+    found = dict(given)
     nested = sorted(key for key, value in found.items() if isinstance(value, Mapping))
     if nested:
         raise UnsupportedError(f"rope_parameters differ by layer type ({', '.join(nested)}); one rotation for all layers is supported")
@@ -86,18 +89,20 @@ def _llama3(plain: Frequencies, parameters: Config) -> Frequencies:
 
 
 def _factors(plain: Frequencies, parameters: Config) -> Frequencies:
-    factors = np.asarray(parameters["factors"], dtype=np.float32)
-    if factors.shape != plain.shape:
-        raise CheckpointError(
-            f"rope_freqs.weight has shape {list(factors.shape)}, half the head dimension is {plain.size}; convert the model anew"
-        )
-    return plain / factors
+    factors = parameters.get("factors")
+    if not isinstance(factors, list) or len(factors) != plain.size:
+        raise CheckpointError(f"rope_freqs.weight must have {plain.size} factors, half the head dimension (seen: {factors!r})")
+    divisors = np.array([_number({**parameters, "factor": factor}, "factor") for factor in factors], np.float32)
+    result: Frequencies = plain / divisors
+    return result
 
 
 def _number(parameters: Config, key: str) -> float:
     value = parameters.get(key)
-    if not isinstance(value, int | float) or not value > 0:
-        raise CheckpointError(f"rope_type {parameters['rope_type']!r} needs a positive {key!r} (seen: {value!r}); add it to config.json")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(
+            f"rope_type {parameters['rope_type']!r} needs a positive, finite {key!r} (seen: {value!r}); correct config.json"
+        )
     return float(value)
 
 

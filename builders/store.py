@@ -64,7 +64,8 @@ class Store:
     def bundles(self) -> list[StoredBundle]:
         """Every bundle, the newest first."""
         folders = [path for path in self._entries() if not path.name.startswith(".")]
-        return sorted(map(_stored, folders), key=lambda stored: (-stored.published, stored.path.name))
+        stored = [entry for entry in map(_stored, folders) if entry is not None]
+        return sorted(stored, key=lambda stored: (-stored.published, stored.path.name))
 
     def find(self, reference: str) -> Path:
         """The bundle that ``reference`` means: a folder with a manifest, a folder's name, or a recipe's name (its newest).
@@ -135,7 +136,7 @@ class Store:
                 self.path(folder).rename(trash)
                 _remove(trash)
                 return True
-        except BuildError:
+        except (BuildError, FileNotFoundError):  # being built, or removed by another meanwhile
             return False
 
     def _sweep(self, except_for: str | None = None) -> None:
@@ -173,13 +174,17 @@ class Store:
             lock.release()
 
 
-def _stored(path: Path) -> StoredBundle:
+def _stored(path: Path) -> StoredBundle | None:
+    """The bundle at ``path``; None: another process has removed it meanwhile."""
     try:
-        published = Bundle.open(path).path.stat().st_mtime
+        Bundle.open(path)
         problem = None
     except (SpecbuildError, OSError) as error:
-        published, problem = path.stat().st_mtime, str(error)
-    return StoredBundle(path, folder_bytes(path), published, problem)
+        problem = str(error)
+    try:
+        return StoredBundle(path, folder_bytes(path), path.stat().st_mtime, problem)
+    except FileNotFoundError:
+        return None
 
 
 def _expired(stored: list[StoredBundle], *, older_than: float | None, keep: int | None) -> list[StoredBundle]:

@@ -40,7 +40,10 @@ class CheckpointWeights:
             expected.add(name)
             if name not in names:
                 hint = "; if the head is tied, set tie_word_embeddings in config.json" if name == self.family.tensors["head"] else ""
-                raise CheckpointError(f"{self.checkpoint.source}: tensor {name} is missing (expected shape {list(shape)}){hint}")
+                raise CheckpointError(
+                    f"{self.checkpoint.source}: tensor {name} is missing (expected shape {list(shape)}); "
+                    f"the checkpoint is incomplete, corrupt or of another family than its config says{hint}"
+                )
             if self.checkpoint.shape(name) != shape:
                 raise CheckpointError(
                     f"{self.checkpoint.source}: tensor {name} has shape {list(self.checkpoint.shape(name))}, "
@@ -55,8 +58,16 @@ class CheckpointWeights:
             )
 
     def read(self, role: str) -> NDArray[np.float32]:
-        """The tensor as contiguous float32, the caller's own."""
-        return self.checkpoint.read(self._name(role))
+        """The tensor as contiguous float32, the caller's own.
+
+        Raises:
+            CheckpointError: it cannot be read, or holds NaN or an infinity, which a quantised engine would hide.
+        """
+        name = self._name(role)
+        tensor = self.checkpoint.read(name)
+        if not np.isfinite(tensor).all():
+            raise CheckpointError(f"{self.checkpoint.source}: tensor {name} has values that are not finite; download the checkpoint again")
+        return tensor
 
     def _name(self, role: str) -> str:
         if role == "head" and self.spec.tied_head:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.bundle import Bundle
-from specbuild.errors import RequestError, close_match
+from specbuild.errors import CancelledError, RequestError, close_match
 
 from .acceptance import RULES
 from .draft_length import DraftLength
@@ -145,10 +146,17 @@ class Generator:
         return [done[index] for index in range(len(prompts))]
 
     def stream(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[Delta]:
-        """As ``generate``, but as it comes: a delta for each running answer and round. Leaving the loop cancels what is left."""
-        if isinstance(prompts, str) or any(isinstance(prompt, (int, Mapping)) for prompt in prompts):
+        """As ``generate``, but as it comes: a delta for each running answer and round. Leaving the loop cancels what is left.
+
+        Raises:
+            RequestError: as ``generate``.
+            CancelledError: while it comes: a round that other streams were waiting for too broke off in their hands.
+        """
+        if isinstance(prompts, str | Mapping) or any(isinstance(prompt, int | Mapping) for prompt in prompts):
             raise RequestError("prompts is a single prompt; give a list of prompts, if only of one")
         each = [params or SamplingParams()] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if not all(isinstance(param, SamplingParams) for param in each):
+            raise RequestError(f"params is {params!r:.60}, but must be SamplingParams, or a list of them")
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one for each")
         sequences = [self.sequence(prompt, param) for prompt, param in zip(prompts, each, strict=True)]
@@ -164,8 +172,9 @@ class Generator:
                 self.loop.scheduler.submit(sequence)
             while places:
                 while not inbox:
-                    for emission in self.loop.round():
-                        self._inboxes[emission.id].append(emission)
+                    if places.keys() - self._inboxes.keys():
+                        raise CancelledError("a round that this stream shared with another broke off half-way; ask again")
+                    self._round()
                 emission = inbox.popleft()
                 index = places[emission.id]
                 if emission.finish_reason is not None:
@@ -176,6 +185,17 @@ class Generator:
                 self._inboxes.pop(sequence.id, None)
             for owner in places:
                 self.loop.cancel(owner)
+
+    def _round(self) -> None:
+        """One round for every stream. Where it breaks off, caches and texts are no longer of one length: nobody can go on."""
+        try:
+            for emission in self.loop.round():
+                self._inboxes[emission.id].append(emission)
+        except BaseException:
+            for owner in self._inboxes:
+                self.loop.cancel(owner)
+            self._inboxes.clear()
+            raise
 
     def sequence(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> Running:
         """A request that the loop takes, checked whole.
@@ -225,13 +245,16 @@ class Generator:
         """Tokens of a prompt, whichever of its three forms it has.
 
         Raises:
-            RequestError: chat messages that the checkpoint's template refuses.
+            RequestError: it has none of them, or the checkpoint's template refuses its messages.
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
-        return [int(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
+        try:
+            if len(prompt) and isinstance(prompt[0], Mapping):
+                return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
+            return [operator.index(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
+        except (TypeError, LookupError) as error:
+            raise RequestError(f"a prompt is {prompt!r:.60}, but must be text, a list of token ids or a list of messages") from error
 
     def _draft_length(self) -> DraftLength | None:
         """Chosen by what was measured when the bundle was built; None where nothing was."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from specbuild.errors import RequestError
 
 MIN_TEMPERATURE = 1e-4
+MAX_REPETITION_PENALTY = 1000.0
+"""And its inverse the least: further out, penalised logits would leave float32."""
 MAX_LOGPROBS = 20
 SEED_BITS = 64
 
@@ -60,6 +64,7 @@ class SamplingParams:
     """Draft tokens a round of this request; None: the recipe's."""
 
     def __post_init__(self) -> None:
+        self._freeze()
         _number("temperature", self.temperature, 0.0, math.inf)
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise RequestError(f"temperature is {self.temperature}, but must be 0 (greedy) or at least {MIN_TEMPERATURE}")
@@ -67,7 +72,7 @@ class SamplingParams:
             _integer("top_k", self.top_k, 0)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        _number("repetition_penalty", self.repetition_penalty, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for token, bias in self.logit_bias.items():
@@ -85,19 +90,25 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.draft_len is not None:
             _integer("draft_len", self.draft_len, 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos is {self.ignore_eos!r}, but must be True or False")
+        if not isinstance(self.speculation, str | None):
+            raise RequestError(f"speculation is {self.speculation!r}, but must be the name of a method")
         self._refuse_contradictions()
-        # Whatever sequences were given, keep ones that nobody else can change.
+
+    def _freeze(self) -> None:
+        """Whatever collections were given, keep ones that nobody else can change."""
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias is {self.logit_bias!r}, but must map token ids to numbers")
         freeze = object.__setattr__
         freeze(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
-        freeze(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
-        freeze(self, "stop", tuple(self.stop))
-        freeze(self, "stop_token_ids", tuple(self.stop_token_ids))
+        freeze(self, "bad_words", tuple(_listed("a word of bad_words", word) for word in _listed("bad_words", self.bad_words)))
+        freeze(self, "stop", _listed("stop", self.stop))
+        freeze(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
 
     def _refuse_contradictions(self) -> None:
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; lower it or raise max_tokens")
-        if isinstance(self.stop, str):
-            raise RequestError(f"stop is the string {self.stop!r}; give a list of strings")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError(f"stop is {list(self.stop)!r}; every stop string must have at least one character")
         if not all(self.bad_words):
@@ -126,10 +137,17 @@ def _number(name: str, value: object, low: float, high: float, *, above: bool = 
     """Refuse what is not a finite number of low…high, or of (low, high] with ``above``."""
     bound = f"above {low:g}" if above else f"at least {low:g}"
     bound += f" and at most {high:g}" if math.isfinite(high) else ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise RequestError(f"{name} is {value!r}, but must be a finite number, {bound}")
     if not low <= value <= high or (above and value == low):
         raise RequestError(f"{name} is {value}, but must be {bound}")
+
+
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    """The items of ``value``; a text is none of several, a mapping's keys are not what was meant."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError(f"{name} is {value!r}, but must be a list")
+    return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None) -> None:

@@ -66,7 +66,7 @@ class Tokenizer:
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         try:
             text = environment.from_string(self._template).render(messages=messages, add_generation_prompt=True, **self._special)
-        except TemplateError as error:
+        except Exception as error:  # a template is a program of the checkpoint's: it may divide by zero, or add null to text
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         # The template writes the special tokens itself.
         return self.encode(text, special=False)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specbuild.errors import BundleError, EnvironmentLacksError, VerificationError
-from specbuild.recipe import Recipe
+from specbuild.recipe import Backend, Recipe
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -71,7 +71,7 @@ class EngineEntry(Record):
     """``target`` or ``draft``."""
     file: str
     """Path inside the bundle."""
-    backend: str
+    backend: Backend
     flavour: str
     """Build of the compiler's library that made it, such as ``onnxruntime`` or ``tensorrt_rtx``."""
     version: str
@@ -173,7 +173,7 @@ def file_digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its folder and its manifest, already checked against its seal and this schema."""
+    """An opened bundle: its folder and its manifest, already checked against its seal and this schema, and its tokenizer's files."""
 
     path: Path
     manifest: Manifest
@@ -184,26 +184,29 @@ class Bundle:
 
         Raises:
             BundleError: there is no bundle at ``path`` or its manifest cannot be read.
-            VerificationError: the manifest was edited, or has another schema version.
+            VerificationError: the manifest was edited, or has another schema version; or a file of the tokenizer is not as it was
+                built. (Engines are large: ``verify_files`` compares them too.)
         """
         file = path / MANIFEST
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))
+            seen, seal = (raw.get("schema_version"), seal_of(raw)) if isinstance(raw, dict) else (None, "")
         except FileNotFoundError:
             raise BundleError(
                 f"{path}: no bundle here ({MANIFEST} is missing); `specbuild engine list` shows the bundles there are"
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"{file}: not readable as JSON ({error}); {REBUILD}") from error
-        seen = raw.get("schema_version") if isinstance(raw, dict) else None
         if seen != SCHEMA_VERSION:
             raise VerificationError(f"{file}: schema version {seen!r}, this specbuild reads {SCHEMA_VERSION}; {REBUILD}")
-        if raw.get("seal") != seal_of(raw):
-            raise VerificationError(f"{file}: edited after the build (seal {raw.get('seal')!r}, content {seal_of(raw)!r}); {REBUILD}")
+        if raw.get("seal") != seal:
+            raise VerificationError(f"{file}: edited after the build (seal {raw.get('seal')!r}, content {seal!r}); {REBUILD}")
         try:
-            return cls(path, Manifest.model_validate(raw))
+            bundle = cls(path, Manifest.model_validate(raw))
         except ValidationError as error:
             raise BundleError(f"{file}: {error.errors()[0]['msg']}; {REBUILD}") from error
+        bundle.verify_files(under="tokenizer/")
+        return bundle
 
     def engine(self, role: str) -> EngineEntry:
         """The engine that has ``role``.
@@ -219,13 +222,15 @@ class Bundle:
             f"{self.path}: no {role!r} engine (it has: {roles}); add a `speculation.draft` section to the recipe and build again"
         )
 
-    def verify_files(self) -> None:
-        """Compare every file with its digest.
+    def verify_files(self, *, under: str = "") -> None:
+        """Compare every file with its digest, or those in the folder ``under``.
 
         Raises:
             VerificationError: a file is missing or differs.
         """
         for name, digest in self.manifest.files.items():
+            if not name.startswith(under):
+                continue
             file = self.path / name
             seen = file_digest(file) if file.is_file() else "missing"
             if seen != digest:

@@ -62,7 +62,7 @@ class BusyError(SpecbuildError):
 
 
 class CancelledError(SpecbuildError):
-    """The client has gone, or asked to stop."""
+    """The client has gone or asked to stop, or a round that the request shared with others broke off."""
 
 
 class TimedOutError(SpecbuildError):

@@ -54,6 +54,7 @@ def parse_line(line: bytes, origin: str, *, default_id: int) -> PromptItem:
     """
     try:
         document = json.loads(as_text(line, origin))
+        json.dumps(document, ensure_ascii=False).encode()  # JSON may escape half a surrogate pair, which is no text
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{origin}: not JSON ({error}); write one object a line") from error
     if not isinstance(document, dict):
@@ -69,19 +70,17 @@ def parse_line(line: bytes, origin: str, *, default_id: int) -> PromptItem:
     if task is not None and not isinstance(task, str):
         raise UsageError(f"{origin}: task is {_kind(task)}, but must be a string")
     content = _content(given[0], document[given[0]], origin)
-    # JSON may escape half a surrogate pair, which is no text.
-    as_text(json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass"), origin)
     return PromptItem(name, content, origin, task)
 
 
 def as_text(data: bytes, origin: str) -> str:
-    """``data`` as UTF-8.
+    """``data`` as UTF-8, without the byte order mark that some editors put first.
 
     Raises:
         UsageError: it is not.
     """
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{origin}: not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
 

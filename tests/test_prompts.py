@@ -47,7 +47,8 @@ def test_every_form_is_read_and_id_and_task_are_kept(tmp_path: Path) -> None:
         (b'{"prompt": "a", "id": true}', "id is true"),
         (b'{"prompt": "a", "task": 3}', "task is 3, but must be a string"),
         (b'{"prompt": "\xff"}', "not UTF-8 text (byte 12: invalid start byte)"),
-        (b'{"prompt": "\\ud800"}', "not UTF-8 text"),
+        (b'{"prompt": "\\ud800"}', "surrogates not allowed"),
+        (b'{"prompt": "a", "task": "\\ud800"}', "surrogates not allowed"),
         (b"[" * 100_000, "not JSON"),
     ],
 )

@@ -18,14 +18,14 @@ def families() -> dict[str, Family]:
     return {family.model_type: family for family in found}
 
 
-def family(model_type: str | None) -> Family:
+def family(model_type: object) -> Family:
     """The family that a config's ``model_type`` names.
 
     Raises:
         UnsupportedError: there is no such family; the closest ones are named.
     """
     known = families()
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         raise UnsupportedError(
             f"model family {model_type!r} is not supported. There are: {', '.join(sorted(known))}.{_near(str(model_type), known)}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
 }
 """Keys that change the mathematics → the values that are built. Absent or null is always fine."""
+MAX_INTEGER = 2**31 - 1
+MAX_HEAD_DIM = 4096
 
 
 def decoder(
@@ -97,8 +100,8 @@ def decoder(
             f"config: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; correct config.json"
         )
     width = integer(config, "head_dim", head_dim or hidden // heads)
-    if width % 2:
-        raise UnsupportedError(f"config: head_dim {width} is odd; a rotary embedding needs pairs of dimensions")
+    if width % 2 or width > MAX_HEAD_DIM:
+        raise UnsupportedError(f"config: head_dim {width} is not supported; a rotary embedding needs an even one of at most {MAX_HEAD_DIM}")
     max_position = integer(config, "max_position_embeddings")
     return DecoderSpec(
         family=str(config["model_type"]),
@@ -109,7 +112,7 @@ def decoder(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=width,
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=_epsilon(config),
         rope=rope_spec(config, width),
         max_position=max_position,
         tied_head=bool(config.get("tie_word_embeddings", False)),
@@ -129,9 +132,17 @@ def integer(config: Config, key: str, default: int | None = None) -> int:
     """
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config: {key!r} must be a whole number above 0 (seen: {value!r}); correct config.json")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_INTEGER:
+        raise CheckpointError(f"config: {key!r} must be a whole number of 1 to {MAX_INTEGER} (seen: {value!r}); correct config.json")
     return value
+
+
+def _epsilon(config: Config) -> float:
+    value = config.get("rms_norm_eps")
+    value = 1e-6 if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 0 and math.isfinite(value)):
+        raise CheckpointError(f"config: 'rms_norm_eps' must be a finite number, not below 0 (seen: {value!r}); correct config.json")
+    return float(value)
 
 
 def refuse_other_mathematics(config: Config) -> None:
@@ -162,22 +173,27 @@ def layer_window(config: Config) -> int | None:
     """
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     layers = integer(config, "num_hidden_layers")
-    full = int(config.get("max_window_layers", 28)) if window else layers
+    full = config.get("max_window_layers", 28) if window else layers
+    if not isinstance(full, int):
+        raise CheckpointError(f"config: 'max_window_layers' must be a whole number (seen: {full!r}); correct config.json")
     implied = ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < layers)
     return uniform_window(config.get("layer_types") or implied, window)
 
 
-def uniform_window(layer_types: list[str], window: int | None) -> int | None:
+def uniform_window(layer_types: Any, window: Any) -> int | None:
     """``window`` when every layer slides, None when every layer sees all; ``layer_types`` holds the kinds that occur.
 
     Raises:
         UnsupportedError: the layers differ, are of another kind, or slide without a window.
+        CheckpointError: the kinds are no list of words, or the window no whole number above 0.
     """
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise CheckpointError(f"config: 'layer_types' must be a list of words (seen: {layer_types!r}); correct config.json")
     kinds = sorted(set(layer_types))
     if kinds == ["full_attention"]:
         return None
     if kinds == ["sliding_attention"] and window:
-        return int(window)
+        return integer({"sliding_window": window}, "sliding_window")
     raise UnsupportedError(
         f"config: layer_types has {', '.join(kinds)} with sliding_window {window!r}; "
         "supported: all layers 'full_attention', or all 'sliding_attention' with one window"

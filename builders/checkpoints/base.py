@@ -80,20 +80,17 @@ class Checkpoint:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text; empty when the checkpoint names none."""
-        value = self._special("eos_token_id")
-        return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)
+        return self._special("eos_token_id")
 
     @property
     def bos_token_id(self) -> int | None:
         """Token that opens a text, if there is one."""
-        value = self._special("bos_token_id")
-        return None if value is None else int(value)
+        return next(iter(self._special("bos_token_id")), None)
 
     @property
     def pad_token_id(self) -> int | None:
         """Token that fills up a batch, if there is one."""
-        value = self._special("pad_token_id")
-        return None if value is None else int(value)
+        return next(iter(self._special("pad_token_id")), None)
 
     def digest(self) -> str:
         """sha256 over the content of config, tokenizer and weight files, whatever their path, names and order."""
@@ -106,9 +103,18 @@ class Checkpoint:
         }
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
-    def _special(self, key: str) -> Any:
+    def _special(self, key: str) -> tuple[int, ...]:
+        """The token ids of ``key``; −1 is how some say that there is none.
+
+        Raises:
+            CheckpointError: neither a token id nor a list of them.
+        """
         value = self.tokenizer.generation_config.get(key)
-        return self.config.get(key) if value is None else value
+        value = self.config.get(key) if value is None else value
+        ids = value if isinstance(value, list) else [] if value in (None, -1) else [value]
+        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
+            raise CheckpointError(f"{self.source}: {key} is {value!r}, but must be a token id; correct generation_config.json")
+        return tuple(ids)
 
     def _known(self, name: str) -> str:
         if name not in self.tensors.names():
@@ -124,7 +130,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not readable as JSON ({error}); download the file again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: holds a JSON {type(value).__name__}, an object was expected; download the file again")

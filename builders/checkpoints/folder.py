@@ -42,10 +42,14 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 def _chat_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file}: cannot be read ({error}); download the file again") from error
     value = _optional(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(value, list):  # several named ones: transformers' older form
-        value = next((item["template"] for item in value if item.get("name") == "default"), None)
+        named = [item for item in value if isinstance(item, dict)]
+        value = next((item.get("template") for item in named if item.get("name") == "default"), None)
     return value if isinstance(value, str) else None
 
 

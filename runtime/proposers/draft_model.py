@@ -72,8 +72,8 @@ class DraftModelProposer:
 
     def retire(self, sequence: Running) -> None:
         row = self._rows.pop(sequence.id, None)
-        if row is not None:
-            if sequence.finish_reason is not None:
+        if sequence.id in self._model.cache.owners:
+            if row is not None and sequence.finish_reason is not None:
                 self._model.remember(sequence.id, sequence.tokens[: row.agreed])
             self._model.cache.release(sequence.id)
 

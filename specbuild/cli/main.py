@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Collection
@@ -106,7 +107,13 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The program: runs a command and ends the process with its exit code."""
-    sys.exit(run(arguments))
+    with open(os.devnull, "r+", encoding="utf-8") as nothing:  # noqa: PTH123  no path
+        # A stream that was closed before the program started is None: it reads and takes nothing.
+        sys.stdin, sys.stdout, sys.stderr = sys.stdin or nothing, sys.stdout or nothing, sys.stderr or nothing
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # τ on an ASCII terminal is no reason to fail
+        sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -121,11 +128,22 @@ def run(arguments: list[str] | None = None) -> int:
     except SpecbuildError as error:
         if os.environ.get("SPECBUILD_DEBUG") == "1":
             raise
-        click.echo(f"error: {error}", err=True)
-        return error.exit_code
+        return _refuse(str(error), error.exit_code)
+    except OSError as error:
+        # What the system refuses is no bug, wherever it comes up: a folder that may not be entered, a name that is too long.
+        if os.environ.get("SPECBUILD_DEBUG") == "1" or error.strerror is None:
+            raise
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return _refuse(f"{where}{error.strerror}; name another path, or change who may use this one", SpecbuildError.exit_code)
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
+
+
+def _refuse(sentence: str, code: int) -> int:
+    """Say what is wrong, in one line though a library's words in it had several."""
+    click.echo(f"error: {' '.join(sentence.splitlines())}", err=True)
+    return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,41 @@ def test_a_window_in_some_layers_is_refused(model_type: str) -> None:
     assert decoder_spec({**config, "max_window_layers": 0}).sliding_window == 8
 
 
-@pytest.mark.parametrize(("key", "value"), [("hidden_size", None), ("vocab_size", 0), ("num_hidden_layers", "2"), ("head_dim", True)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_size", None), ("vocab_size", 0), ("num_hidden_layers", "2"), ("head_dim", True), ("head_dim", 2**31)]
+)
 def test_an_impossible_number_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(CheckpointError, match=f"'{key}' must be a whole number above 0 \\(seen: {value!r}\\)"):
+    with pytest.raises(CheckpointError, match=f"'{key}' must be a whole number of 1 to 2147483647 \\(seen: {value!r}\\)"):
         decoder_spec({**SMALL, "model_type": "llama", key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"rms_norm_eps": "x"}, "'rms_norm_eps' must be a finite number, not below 0 (seen: 'x')"),
+        ({"rms_norm_eps": math.nan}, "'rms_norm_eps' must be a finite number, not below 0 (seen: nan)"),
+        ({"layer_types": 3}, "'layer_types' must be a list of words (seen: 3)"),
+        ({"layer_types": [[]]}, "'layer_types' must be a list of words (seen: [[]])"),
+        ({"rope_scaling": "x"}, "the rope parameters must be an object (seen: 'x')"),
+        ({"model_type": "mistral", "sliding_window": "x"}, "'sliding_window' must be a whole number of 1 to 2147483647 (seen: 'x')"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "x"}, "'max_window_layers' must be a whole number"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        decoder_spec({**SMALL, "model_type": "llama", **changes})
+    assert sentence in str(refused.value)
+
+
+def test_a_head_has_bounds() -> None:
+    with pytest.raises(UnsupportedError, match=r"head_dim 1000000000 is not supported; .* an even one of at most 4096"):
+        decoder_spec({**SMALL, "model_type": "llama", "head_dim": 10**9})
+
+
+@pytest.mark.parametrize("model_type", [["llama"], {}, 3, None])
+def test_a_family_is_a_word(model_type: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"model family .* is not supported\. There are: llama"):
+        decoder_spec({**SMALL, "model_type": model_type})
 
 
 def test_heads_must_divide() -> None:

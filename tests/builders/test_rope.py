@@ -76,12 +76,20 @@ def test_partial_rotation_and_rotation_by_layer_type_are_refused() -> None:
         rope_spec({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, 64)
 
 
-@pytest.mark.parametrize("theta", [-1.0, float("nan"), "1e4"])
+@pytest.mark.parametrize("theta", [-1.0, float("nan"), float("inf"), True, "1e4"])
 def test_an_impossible_theta_is_refused(theta: Any) -> None:
-    with pytest.raises(CheckpointError, match="needs a positive 'rope_theta'"):
+    with pytest.raises(CheckpointError, match="needs a positive, finite 'rope_theta'"):
         rope_spec({"rope_theta": theta}, 64)
 
 
+@pytest.mark.parametrize(
+    ("factors", "sentence"), [("x", "must have 4 factors"), ([1.0], "must have 4 factors"), ([1.0, 0, 1, 1], "seen: 0")]
+)
+def test_impossible_factors_are_refused(factors: Any, sentence: str) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        rope_spec({"rope_scaling": {"rope_type": "frequency_factors", "factors": factors}}, 8)
+
+
 def test_a_scaling_without_its_number_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="'linear' needs a positive 'factor'"):
+    with pytest.raises(CheckpointError, match="'linear' needs a positive, finite 'factor'"):
         rope_spec({"rope_scaling": {"rope_type": "linear"}}, 64)

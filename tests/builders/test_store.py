@@ -136,6 +136,15 @@ def test_prune_keeps_the_newest_of_each_name_and_the_young(tmp_path: Path) -> No
     assert visible(store) == ["a-b-00000000004", "a-000000000002"]
 
 
+def test_a_bundle_that_another_prune_has_removed_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    publish(store)
+    listed = store.bundles()
+    assert [entry.path.name for entry in Store(tmp_path).prune(keep=0)] == [FOLDER]
+    monkeypatch.setattr(store, "bundles", lambda: listed)
+    assert store.prune(keep=0) == []
+
+
 def test_a_bundle_that_cannot_be_opened_is_listed_with_the_reason(tmp_path: Path) -> None:
     store = Store(tmp_path)
     (publish(store) / MANIFEST).write_text("{")

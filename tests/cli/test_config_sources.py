@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specbuild import config, yaml_core
+from specbuild.cli.main import run
 from specbuild.errors import RecipeError, UsageError
 
 DOCUMENT = {"name": "tiny", "checkpoint": "model", "target": {"precision": "int8", "max_seq_len": 64}}
@@ -74,7 +75,20 @@ def test_an_option_keeps_what_follows_the_first_equals_sign() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("off", "off"), ("no", "no"), ("true", True), ("1e-5", 1e-5), ("1e6", 1e6), ("12", 12), ("1.5", 1.5), ("sm89", "sm89"), ("~", None)],
+    [
+        ("off", "off"),
+        ("no", "no"),
+        ("true", True),
+        ("1e-5", 1e-5),
+        ("1e6", 1e6),
+        ("12", 12),
+        ("1.5", 1.5),
+        ("sm89", "sm89"),
+        ("~", None),
+        ("1:30", "1:30"),
+        ("0x40", 64),
+        ("2020-99-99", "2020-99-99"),
+    ],
 )
 def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
     parsed = yaml_core.parse(text, origin="x")
@@ -89,6 +103,32 @@ def test_a_syntax_error_gives_its_line(tmp_path: Path) -> None:
         config.load(str(file), environ={})
     assert str(refused.value).startswith(f"{file}:3: not valid YAML")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("target: &a {config: *a}", "Circular reference"),
+        ("checkpoint: &a [*a]", "Circular reference"),
+        ("? [a, b]\n: 1", ":1: not valid YAML: a key is a list or a mapping"),
+        ("target: {max_seq_len: .nan}", "not JSON compliant"),
+        ("target: {max_seq_len: " + "9" * 5000 + "}", "4300 digits"),
+        ("checkpoint: " + "[" * 3000 + "]" * 3000, "recursion"),
+        ("target: {config: !!set {a}}", "type set"),
+        ("name: !!bool abc", "'abc'"),
+        ("name: t\x01", "special characters are not allowed"),
+    ],
+)
+def test_what_json_could_not_say_is_one_sentence(
+    tmp_path: Path, text: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("strange.yaml").write_text(text)
+    assert run(["config", "show", "-c", "strange.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: strange.yaml")
+    assert words in err
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:

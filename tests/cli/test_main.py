@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -111,6 +112,29 @@ def test_a_reader_that_leaves_hears_no_complaint() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("closed", "code"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
+def test_a_stream_may_be_closed_from_the_start(tiny_bundle: Path, closed: str, code: int) -> None:
+    prompt = "" if closed == "<&-" else "--prompt Hello"
+    command = f"{sys.executable} -m specbuild run --bundle {tiny_bundle} --max-tokens 2 {prompt} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    if closed == "<&-":
+        assert done.stderr.startswith("error: stdin is empty")
+
+
+def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from specbuild.cli import main, output; main.run = lambda a: output.print_table(['τ'], [['1']]); main.main()",
+    ]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u03c4" in done.stdout
 
 
 def test_a_lazy_command_is_a_target_and_a_line() -> None:

@@ -58,6 +58,18 @@ def test_a_prompt_alone_is_not_taken_for_many(toys: Toys, prompts: Any) -> None:
         toys.generator().generate(prompts)
 
 
+@pytest.mark.parametrize("prompt", [None, 1.5, [1.5], ["a"], [None], [[1]], {1}])
+def test_a_prompt_of_another_type_is_refused(toys: Toys, prompt: Any) -> None:
+    with pytest.raises(RequestError, match=r"a prompt is .*, but must be text, a list of token ids or a list of messages"):
+        toys.generator().generate([prompt])
+
+
+@pytest.mark.parametrize("params", [{"seed": 1}, [None], ["x"]])
+def test_params_of_another_type_are_refused(toys: Toys, params: Any) -> None:
+    with pytest.raises(RequestError, match=r"params is .*, but must be SamplingParams"):
+        toys.generator().generate([[1]], params)
+
+
 def test_an_unknown_rule_is_refused(toys: Toys) -> None:
     with pytest.raises(RequestError, match=r"verification 'blok' is unknown\. Did you mean 'block'"):
         toys.generator(verification="blok")

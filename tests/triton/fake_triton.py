@@ -54,8 +54,9 @@ class Family:
     made: dict[str, Family]
 
     def __init__(self, name: str, description: str, kind: str) -> None:
-        assert name not in self.made, "a family is registered once"
-        self.kind, self.values = kind, Counter[tuple[tuple[str, str], ...]]()
+        self.kind = kind
+        # Processes that register one family share its samples.
+        self.values = self.made[name].values if name in self.made else Counter[tuple[tuple[str, str], ...]]()
         self.made[name] = self
 
     def Metric(self, labels: Mapping[str, str]) -> Metric:  # noqa: N802  # Triton's name
@@ -70,10 +71,6 @@ class Metric:
     def increment(self, value: float) -> None:
         assert self._family.kind == "gauge" or value >= 0
         self._family.values[self._key] += value  # type: ignore[assignment]
-
-    def set(self, value: float) -> None:
-        assert self._family.kind == "gauge"
-        self._family.values[self._key] = value  # type: ignore[assignment]
 
 
 class Logger:

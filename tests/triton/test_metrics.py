@@ -11,8 +11,6 @@ from fake_triton import FakeTriton, stats
 from specbuild.triton.latencies import BOUNDS, Histogram, Latencies
 from specbuild.triton.metrics import METRICS, Recorder
 
-MODEL = (("model", "specbuild"),)
-
 
 @pytest.fixture
 def pb() -> FakeTriton:
@@ -64,3 +62,12 @@ def test_every_counter_of_the_service_is_shown(pb: FakeTriton) -> None:
     marked = stats(**{name: float(index + 1) for index, name in enumerate(sorted(names))})
     shown = {sample for metric in METRICS if metric.kind == "COUNTER" for _, sample in metric.samples(marked)}
     assert set(marked.counters.values()) <= shown
+
+
+def test_instances_of_one_model_add_up(pb: FakeTriton) -> None:
+    first, second = Recorder(pb, "specbuild"), Recorder(pb, "specbuild")
+    for recorder in (first, second):
+        recorder.record(stats(requests=2), Latencies())
+    assert (value(pb, "requests"), value(pb, "queue_depth"), value(pb, "kv_capacity_tokens")) == (4, 2, 800)
+    first.record(replace(stats(requests=3), queued=0), Latencies())
+    assert (value(pb, "requests"), value(pb, "queue_depth")) == (5, 1)
