@@ -106,10 +106,8 @@ class Recorder:
             return
         if key not in self._children:
             self._children[key] = self._family(name, kind, doc).Metric(labels=self._labels | labels)
-        if kind == "GAUGE":
-            self._children[key].set(value)
-        else:
-            self._children[key].increment(value - (before or 0))
+        # A gauge too is moved, not set: instances of one model share their samples, which then are of all of them together.
+        self._children[key].increment(value - (before or 0))
         self._seen[key] = value
 
     def _family(self, name: str, kind: str, doc: str) -> Any:
