@@ -119,6 +119,7 @@ OUTPUTS = (
     _figure("acceptance_histogram", INTEGERS, "At n: rounds that accepted n draft tokens.", lambda reply: reply.histogram),
     _figure("acceptance_by_position", NUMBERS, "At i: accepted / reached there.", lambda reply: reply.done.stats.acceptance_by_position),
     _figure("prompt_tokens", INTEGER, "Tokens of the prompt.", lambda reply: reply.done.stats.prompt_tokens),
+    _figure("reused_tokens", INTEGER, "Of them, those whose KV was there already.", lambda reply: reply.done.stats.reused_tokens),
     _figure("emitted_tokens", INTEGER, "Tokens of the output.", lambda reply: reply.done.stats.emitted_tokens),
     _figure("prefill_seconds", NUMBER, "Prefill.", lambda reply: reply.done.stats.prefill_seconds),
     _figure("decode_seconds", NUMBER, "From the end of prefill to the end.", lambda reply: reply.done.stats.decode_seconds),

@@ -1,6 +1,7 @@
 """A real Triton server over the tiny bundle, started once for all tests that ask it something.
 
-This folder is not called triton as the one that it is for: it is found from sys.path, and torch would take it for the compiler of that name.
+This folder is not called triton as the one that it is for: it is found from sys.path, and torch would take it for the compiler
+of that name.
 """
 
 from __future__ import annotations
