@@ -204,6 +204,7 @@ def test_http(server: TritonServer, generator: Generator) -> None:
         ({}, 400, "exactly one of text_input"),
         (b'{"text_input":"\xff"}', 400, "not UTF-8"),
         ({"text_input": "x", "sampling_param_top_k": "three"}, 500, "JSON"),
+        ({"text_input": "x", "timeout_ms": 1, "sampling_param_max_tokens": 900, "speculation": "off"}, 400, "deadline exceeded: "),
         (b"{{", 500, "JSON"),
     ],
 )
