@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from specbuild.errors import UnsupportedError
+from specbuild.errors import CheckpointError, UnsupportedError
 
 from .base import Checkpoint, TokenizerFiles
 from .folder import read_tokenizer
@@ -70,7 +70,7 @@ def open_gguf(path: Path, source: str) -> Checkpoint:
     """
     header = read_gguf_header(path)
     parts = header.metadata.get("split.count", 1)
-    if parts > 1:
+    if parts != 1:
         raise UnsupportedError(f"{path}: one of {parts} parts of a model; join them with `llama-gguf-split --merge`")
     for name, tensor in header.tensors.items():
         if tensor.type not in PLAIN and tensor.type not in BLOCKS:
@@ -78,12 +78,13 @@ def open_gguf(path: Path, source: str) -> Checkpoint:
             raise UnsupportedError(f"{path}: tensor {name} has type {tensor.type.name}; supported: {known}")
     entries = {hugging_face_name(name): tensor for name, tensor in header.tensors.items()}
     factors = header.tensors.get("rope_freqs.weight")
-    config = hugging_face_config(
-        header.metadata,
-        {name: tensor.shape for name, tensor in entries.items()},
-        None if factors is None else _decoded(path, factors).tolist(),
-    )
-    return Checkpoint(source, config, _tokenizer(path, header.metadata), GgufTensors(path, entries, interleaved_heads(config, entries)))
+    shapes = {name: tensor.shape for name, tensor in entries.items()}
+    try:
+        config = hugging_face_config(header.metadata, shapes, None if factors is None else _decoded(path, factors).tolist())
+        tokenizer = _tokenizer(path, header.metadata)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # metadata may be anything
+        raise CheckpointError(f"{path}: its metadata is inconsistent ({error!r}); convert the model anew") from error
+    return Checkpoint(source, config, tokenizer, GgufTensors(path, entries, interleaved_heads(config, entries)))
 
 
 def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ from specbuild.cli.output import JSON_OPTION, RECIPE_OPTION, SET_OPTION, print_j
 if TYPE_CHECKING:
     from specbuild.builders.plan import BuildPlan
     from specbuild.builders.store import StoredBundle
-    from specbuild.bundle import Bundle
+    from specbuild.bundle import Bundle, EngineEntry
 
 BUNDLE_ARGUMENT = click.argument("bundle")
 
@@ -148,7 +149,7 @@ def _stored(entry: StoredBundle) -> dict[str, Any]:
     return {"name": entry.name, "path": entry.path, "bytes": entry.bytes, "published": entry.published, "problem": entry.problem}
 
 
-def _engine_row(engine: Any) -> list[Any]:
+def _engine_row(engine: EngineEntry) -> list[Any]:
     probe = engine.probe
     invariant = "not measured"
     if probe is not None:
@@ -160,7 +161,7 @@ def _engine_row(engine: Any) -> list[Any]:
     return [engine.role, engine.file, compiler, target, *limits, invariant]
 
 
-def _print_plan(plan: BuildPlan, home: Any, as_json: bool) -> None:
+def _print_plan(plan: BuildPlan, home: Path, as_json: bool) -> None:
     path = home / plan.folder if plan.folder else None
     exists = path is not None and path.exists()
     if as_json:

@@ -181,6 +181,16 @@ def test_what_is_not_built_is_refused(more: dict[str, Any], sentence: str, tmp_p
         decoder_spec(open_checkpoint(str(path)).config)
 
 
+@pytest.mark.parametrize(
+    "more", [{"llama.attention.head_count": "many"}, {"tokenizer.ggml.token_type": "x"}, {"tokenizer.ggml.bos_token_id": 9}]
+)
+def test_metadata_of_another_type_is_one_sentence(more: dict[str, Any], tmp_path: Path) -> None:
+    more = {"tokenizer.ggml.add_bos_token": 1} | more
+    path = _write(tmp_path / "m.gguf", {name: _matrix(*shape) for name, shape in _shapes().items()}, more=more)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: its metadata is inconsistent \(.*\); convert the model anew"):
+        open_checkpoint(str(path))
+
+
 def test_linear_scaling_is_read(tmp_path: Path) -> None:
     path = _model(tmp_path / "m.gguf", more={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0})
     assert decoder_spec(open_checkpoint(str(path)).config).rope.inverse_frequencies[0] == 0.25
