@@ -109,12 +109,14 @@ class KvCache:
     def release(self, owner: Hashable) -> None:
         """Take ``owner``'s row back; the last row moves into the hole, so that passes run over rows without gaps."""
         row, last = self.row(owner), self.live - 1
+        owners, lengths = self._owners.copy(), self._lengths.copy()
+        owners[row], lengths[row] = owners[last], lengths[last]
+        owners.pop()
+        lengths[last] = 0
         if row != last:
             self.storage.move_row(last, row, int(self._lengths[last]))
-            self._owners[row] = self._owners[last]
-            self._lengths[row] = self._lengths[last]
-        self._owners.pop()
-        self._lengths[last] = 0
+        # Together, when the row has moved: an interruption before finds everything as it was.
+        self._owners, self._lengths = owners, lengths
 
     def check(self) -> None:
         """Assert that rows are conserved: held once each, lengths inside the view, nothing valid outside them."""

@@ -49,9 +49,10 @@ class Loop:
 
     def cancel(self, owner: Hashable) -> None:
         """Take a request out between rounds, wherever it is; what it held is free at once."""
-        sequence = self.scheduler.cancel(owner)
+        sequence = self.scheduler.holding(owner)
         if sequence is not None:
             self._release(sequence)
+        self.scheduler.forget(owner)
 
     def _admit(self) -> None:
         for sequence in self.scheduler.admit():
@@ -95,9 +96,10 @@ class Loop:
         return [drafts.get(sequence.id, Draft.EMPTY) for sequence in plan.sequences]
 
     def _retire(self, finished: Sequence[Running]) -> None:
-        self.scheduler.retire(finished)
+        # Forgotten only when all is given back: an interruption in between leaves it to ``cancel``.
         for sequence in finished:
             self._release(sequence)
+            self.scheduler.forget(sequence.id)
 
     def _release(self, sequence: Running) -> None:
         self.verifier.retire(sequence)

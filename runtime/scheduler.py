@@ -86,15 +86,12 @@ class Scheduler:
             for sequence, asked, draft, emission in zip(plan.sequences, plan.draft_lens, drafts, emissions, strict=True):
                 self._draft_length.observe(sequence, asked, len(draft), emission.accepted, emission.failed)
 
-    def retire(self, finished: Sequence[Running]) -> None:
-        """Forget sequences that ended."""
-        self._running = [sequence for sequence in self._running if sequence not in finished]
+    def holding(self, owner: Hashable) -> Running | None:
+        """The sequence of ``owner`` if it was admitted, and so holds resources."""
+        return next((sequence for sequence in (*self._reading, *self._running) if sequence.id == owner), None)
 
-    def cancel(self, owner: Hashable) -> Running | None:
-        """Take a sequence out wherever it is; returns it if it holds a row."""
-        self._waiting = [sequence for sequence in self._waiting if sequence.id != owner]
-        held = next((sequence for sequence in (*self._reading, *self._running) if sequence.id == owner), None)
-        if held is not None:
-            self._reading = [sequence for sequence in self._reading if sequence is not held]
-            self.retire([held])
-        return held
+    def forget(self, owner: Hashable) -> None:
+        """Take a sequence out wherever it is."""
+        self._waiting, self._reading, self._running = (
+            [sequence for sequence in stage if sequence.id != owner] for stage in (self._waiting, self._reading, self._running)
+        )

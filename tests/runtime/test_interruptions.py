@@ -34,6 +34,12 @@ STAGES = [
     (CachedModel, "feed"),
     (Scheduler, "admit"),
     (Scheduler, "plan"),
+    (Verifier, "read"),
+    (DraftModelProposer, "read"),
+    (Verifier, "retire"),
+    (DraftModelProposer, "retire"),
+    (KvCache, "release"),
+    (Scheduler, "forget"),
 ]
 
 
