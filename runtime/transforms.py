@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +116,7 @@ class Transforms:
         return forbidden
 
 
-def _largest(values: NDArray[np.floating], count: int, threshold: np.floating) -> NDArray[np.int64]:
+def _largest(values: NDArray[np.floating[Any]], count: int, threshold: np.floating[Any]) -> NDArray[np.int64]:
     """Indices, ascending, of the ``count`` largest values, of which ``threshold`` is the least; among equals the lowest index wins."""
     kept = np.flatnonzero(values >= threshold)
     surplus = kept.size - count

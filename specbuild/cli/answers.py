@@ -77,7 +77,7 @@ def printer(
 def record(item: PromptItem, completion: Completion, params: SamplingParams) -> dict[str, Any]:
     """One answer as ``--json`` prints it; ``task`` and ``logprobs`` only where they were given and asked for."""
     stats = dataclasses.asdict(completion.stats)
-    del stats["reached_by_position"]
+    del stats["reached_by_position"], stats["reused_tokens"]
     shown: dict[str, Any] = {"id": item.id} if item.task is None else {"id": item.id, "task": item.task}
     shown |= {"text": completion.text, "token_ids": completion.token_ids, "finish_reason": completion.finish_reason}
     if params.logprobs is not None:
