@@ -63,7 +63,7 @@ def test_speculation_changes_neither_a_token_nor_a_bit(store: Store, precision: 
     plain = {sampling: answers(opened, sampling, speculation="off") for sampling in SCRIPT["SAMPLING"]}
     assert plain["greedy"] != plain["plain"]
     for method, draft_len, batch, sampling in CELLS:
-        if opened._rows != batch:
+        if opened.rows != batch:
             opened = generator(store, precision, batch)
         found = SCRIPT["compare"](plain[sampling], answers(opened, sampling, speculation=method, draft_len=draft_len))
         assert found["tokens"] > 3 * TOKENS
