@@ -33,14 +33,17 @@ def running(toys: Toys, prompt: Sequence[int], owner: int = 0, rule: str = "coup
     return Running(Request(owner, tuple(prompt), params, 7, "any", 4), rule, toys.generator().tokenizer, VOCABULARY, (EOS,))
 
 
-def lookup(tokens: list[int], shortest: int, longest: int, length: int) -> tuple[int, int] | None:
-    """The definition: scan for the last earlier occurrence of the longest suffix that has one; then see how far back it matches."""
+def lookup(tokens: list[int], shortest: int, longest: int, length: int) -> tuple[int, int]:
+    """The definition: scan for the earlier occurrences of the longest suffix that has one; see whether the last two went on alike, and
+    how far back the last one matches."""
     for size in range(min(longest, len(tokens) - 1), shortest - 1, -1):
-        for end in range(len(tokens) - 1, size - 1, -1):
-            if tokens[end - size : end] == tokens[-size:]:
-                matches = [n for n in range(1, end + 1) if tokens[end - n : end] == tokens[-n:]]
-                return end, max(size, min(max(matches), length))
-    return None
+        ends = [end for end in range(size, len(tokens)) if tokens[end - size : end] == tokens[-size:]]
+        if ends:
+            end = ends[-1]
+            matched = max(n for n in range(1, end + 1) if tokens[end - n : end] == tokens[-n:])
+            torn = len({tokens[other] for other in ends[-2:]}) == 2 and matched == size
+            return end, 0 if torn else max(2, min(matched, max(length, size + 1)))
+    return 0, 0
 
 
 @given(tokens=st.lists(FEW, min_size=1, max_size=40), sizes=st.tuples(st.integers(1, 3), st.integers(1, 4)), data=st.data())
@@ -61,6 +64,10 @@ def test_lookup_copies_what_followed_as_far_as_it_matched_and_goes_round_in_loop
         ([1, 2, 3, 4, 1, 2], 1, (3,)),
         ([5, 6, 7, 8, 9, 0, 5, 6, 7, 8], 7, (9, 0, 5, 6)),
         ([1, 2, 1, 2, 1], 7, (2, 1, 2)),
+        ([4, 5, 6, 5], 7, (6, 5)),
+        ([5, 6, 5, 7, 5], 7, ()),
+        ([5, 6, 5, 7, 5, 7, 5], 7, (7, 5, 7)),
+        ([1, 2, 3, 4, 0, 1, 2, 3, 5, 0, 1, 2, 3], 7, (5, 0, 1, 2)),
         ([1, 2, 3], 4, ()),
         ([1, 1], 0, ()),
         ([6], 4, ()),
