@@ -6,7 +6,8 @@ With aᵢ the acceptance at position i (given that i was reached), c the share o
     t(k) = T_target(B, k + 1) + k · T_draft(B, 1)   seconds that the round takes where anybody drafts
 
 and k maximises Σ E(k) / t(k) over the sequences of the batch, which share the pass. k = 0 is a choice like the others: it is
-plain decoding. (The measured form of 2211.17192's speed-up; ALGORITHMS of the field call T(B, 1)/T(B, k + 1) target efficiency.)
+plain decoding. This is the speed-up of 2211.17192 with measured times in place of its cost ratio; T(B, 1)/T(B, k + 1) is known as
+target efficiency.
 """
 
 from __future__ import annotations

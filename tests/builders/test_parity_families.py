@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from decoder_support import Logits, Sequences, compile_cpu, open_session
 from numpy.typing import NDArray
 from onnxruntime import InferenceSession
@@ -15,9 +17,6 @@ from specbuild.builders.architectures import decoder_spec, family
 from specbuild.builders.checkpoint import Checkpoint, TokenizerFiles
 from specbuild.builders.decoder_spec import DecoderSpec
 from specbuild.builders.weights import CheckpointWeights
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 TOKENS = 48
 COMMON = {

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+import torch
+import transformers
 from decoder_support import Sequences, compile_cpu, open_session
 
 from specbuild.builders.architectures import decoder_spec, family
 from specbuild.builders.checkpoint import open_checkpoint
 from specbuild.builders.weights import CheckpointWeights
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
 
 GETTYSBURG = """Four score and seven years ago our fathers brought forth, upon this continent, a new nation, conceived in liberty, and
 dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether that nation, or any

