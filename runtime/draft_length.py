@@ -73,11 +73,6 @@ class DraftLength:
         self._current = min(4, longest)
         self._idle_rounds = 0
 
-    @property
-    def records(self) -> Mapping[str, MethodRecord]:
-        """What is known of each method."""
-        return self._records
-
     def choose(self, running: Sequence[Running]) -> dict[Hashable, int]:
         """Draft length of each sequence that speculates and did not fix its own."""
         open_ = [sequence for sequence in running if sequence.request.method != "off" and not sequence.request.draft_len_fixed]

@@ -16,9 +16,6 @@ from .generator import Answer, Delta, Generator, Prompt
 from .request import Emission, Running
 from .sampling import SamplingParams
 
-OBSERVE_EVERY = 0.1
-"""Seconds between two calls of an observer."""
-
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -81,8 +78,6 @@ class Service:
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._accepted_at: Counter[int] = Counter()
         self._draft_lens: Counter[int] = Counter()
-        self._observers: list[Callable[[ServiceStats], None]] = []
-        self._observed = 0.0
         self._closing = False
         # Guards what other threads touch: the queue, the counters and ``_closing``; also wakes the service's thread.
         self._changed = threading.Condition()
@@ -133,10 +128,6 @@ class Service:
                 draft_lens=Counter(self._draft_lens),
             )
 
-    def on_round(self, observer: Callable[[ServiceStats], None]) -> None:
-        """Have ``observer`` called from the service's thread after rounds and when all is done, at most ten times a second."""
-        self._observers.append(observer)
-
     def close(self) -> None:
         """Stop the thread; whatever runs or waits fails with ``CancelledError``."""
         with self._changed:
@@ -163,7 +154,6 @@ class Service:
                     self._fail(owner, "failed", error if isinstance(error, SpecbuildError) else SpecbuildError(f"internal error: {error}"))
                 continue
             self._hand_out(emissions)
-            self._observe(idle=not self._live)
         for owner in list(self._live):
             self._fail(owner, "cancelled", CancelledError("the service is closing"))
 
@@ -229,17 +219,9 @@ class Service:
             counters["prefill_seconds"] += live.sequence.counter.prefill_seconds
             counters["decode_seconds"] += live.sequence.counter.decode_seconds
 
-    def _observe(self, *, idle: bool) -> None:
-        now = monotonic()
-        if self._observers and (idle or now - self._observed >= OBSERVE_EVERY):
-            self._observed = now
-            stats = self.stats()
-            for observer in self._observers:
-                _call(observer, stats)
-
 
 def _call(function: Callable[[T], None], argument: T) -> None:
-    """A sink or observer that raises harms nobody else."""
+    """A sink that raises harms nobody else."""
     try:
         function(argument)
     except Exception:
