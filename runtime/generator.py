@@ -61,6 +61,10 @@ class Delta:
     tokens: tuple[int, ...]
     accepted: int
     """How many of ``tokens`` were drafted; they come first."""
+    drafted: int
+    """Tokens of the round's draft."""
+    logprobs: tuple[Logprobs, ...]
+    """One for each of ``tokens``, where the request asked for them."""
     completion: Completion | None
     """The whole answer, with the last delta."""
 
@@ -287,4 +291,4 @@ class Answer:
                 logprobs=tuple(self._logprobs),
                 stats=self._sequence.counter.freeze(),
             )
-        return Delta(index, emission.text, emission.tokens, emission.accepted, completion)
+        return Delta(index, emission.text, emission.tokens, emission.accepted, emission.drafted, emission.logprobs, completion)

@@ -40,6 +40,8 @@ class Exchange:
         self._tokenizer = tokenizer
         self._latencies = latencies
         self._accepted: list[int] = []
+        self._drafted: list[int] = []
+        self._logprob = 0.0
         self._arrived = time.monotonic_ns()
         self._first = self._last = 0
 
@@ -47,10 +49,12 @@ class Exchange:
         """Streamed, each is a response; else the last one is the only one."""
         self._clock()
         self._accepted.append(delta.accepted)
+        self._drafted.append(delta.drafted)
+        self._logprob += sum(one.logprob for one in delta.logprobs)
         if delta.completion is not None:
             self._outlet.put(self, self._final(delta, delta.completion))
         elif self.call.streaming:
-            self._outlet.put(self, Reply(self._opening() + delta.text, delta.tokens))
+            self._outlet.put(self, Reply(self._opening() + delta.text, delta.tokens, delta.logprobs, self._logprob))
 
     def failed(self, error: SpecbuildError) -> None:
         """The error is the last response."""
@@ -77,7 +81,10 @@ class Exchange:
         return Reply(
             text=self._opening() + delta.text if streaming else self.call.echo + completion.text,
             tokens=delta.tokens if streaming else completion.token_ids,
+            logprobs=delta.logprobs if streaming else completion.logprobs,
+            cumulative_logprob=self._logprob,
             accepted=tuple(self._accepted),
+            drafted=tuple(self._drafted),
             completion=completion,
             stop_reason=self._stop_reason(completion),
             arrived=self._arrived,

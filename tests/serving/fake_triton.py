@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specbuild.errors import SpecbuildError
 from specbuild.runtime.generator import Completion, Delta, Prompt
+from specbuild.runtime.logprobs import Logprobs
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.service import ServiceStats, Sink
 from specbuild.runtime.stats import RequestCounter
@@ -167,11 +168,13 @@ class FakeService:
 
 
 def delta(text: str, token: int, end: Completion | None = None) -> Delta:
-    return Delta(index=0, text=text, tokens=(token,), accepted=token % 2, completion=end)
+    return Delta(index=0, text=text, tokens=(token,), accepted=token % 2, drafted=2, logprobs=(Logprobs(token, -0.5, ()),), completion=end)
 
 
 def completion(words: list[str]) -> Completion:
-    return Completion("".join(words), tuple(range(len(words))), "length", 7, (), RequestCounter(len(words)).freeze())
+    tokens = tuple(range(len(words)))
+    chances = tuple(Logprobs(token, -0.5, ()) for token in tokens)
+    return Completion("".join(words), tokens, "length", 7, chances, RequestCounter(len(words)).freeze())
 
 
 def stats(**counters: float) -> ServiceStats:

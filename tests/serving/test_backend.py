@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,10 +87,24 @@ def test_figures_come_with_the_last_response(make: Make) -> None:
     *before, last = asked.sender.wait()
     assert all(response.tensors.keys() == {"text_output", "output_ids"} for response in before)
     assert last.tensors["per_step_accepted"].tolist() == [0, 1, 0]
+    assert last.tensors["per_step_drafted"].tolist() == [2, 2, 2]
     assert last.tensors["acceptance_histogram"].tolist() == [2, 1]
     assert last.tensors["seed"].tolist() == [7]
     times = [last.tensors[name][0] for name in ("arrival_time_ns", "first_token_time_ns", "last_token_time_ns")]
     assert times == sorted(times)
+
+
+def test_log_probabilities_come_with_their_tokens(make: Make) -> None:
+    streamed, whole = (
+        request(text_input=["a b c"], streaming=streaming, sampling_param_logprobs=0, return_cumulative_logprob=True)
+        for streaming in (True, False)
+    )
+    make(FakeService()).execute([streamed, whole])
+    each = [{"token": token, "logprob": -0.5, "top": []} for token in range(3)]
+    assert [json.loads(response.tensors["logprobs"][0]) for response in streamed.sender.wait()] == [[one] for one in each]
+    assert [response.tensors["cumulative_logprob"].tolist() for response in streamed.sender.responses] == [[-0.5], [-1.0], [-1.5]]
+    [response] = whole.sender.wait()
+    assert (json.loads(response.tensors["logprobs"][0]), response.tensors["cumulative_logprob"].tolist()) == (each, [-1.5])
 
 
 def test_a_bad_request_among_good_ones(make: Make) -> None:

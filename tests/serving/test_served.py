@@ -110,12 +110,17 @@ def test_messages_and_token_ids(url: str, generator: Generator) -> None:
 
 
 def test_logprobs_and_figures(url: str) -> None:
-    answer = Client(url).generate("abc", SamplingParams(temperature=0, max_tokens=5, logprobs=2))
-    assert answer.logprobs is not None
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=2)
+    answer = Client(url).generate("abc", params)
+    with Client(url).stream("abc", params) as stream:
+        chunks = list(stream)
+    assert all([one["token"] for one in chunk.logprobs] == list(chunk.tokens) for chunk in chunks)
+    assert stream.answer.logprobs == answer.logprobs
     assert [one["token"] for one in answer.logprobs] == list(answer.tokens)
     assert all(len(one["top"]) == 2 and one["top"][0][0] == one["token"] for one in answer.logprobs)
     assert answer.figures["emitted_tokens"] == len(answer.tokens)
-    assert len(answer.figures["per_step_accepted"]) == answer.figures["num_spec_steps"]
+    assert len(answer.figures["per_step_accepted"]) == len(answer.figures["per_step_drafted"]) == answer.figures["num_spec_steps"]
+    assert sum(answer.figures["per_step_drafted"]) == answer.figures["total_draft_tokens"]
     assert sum(answer.figures["per_step_accepted"]) == answer.figures["total_accepted_draft_tokens"]
 
 
