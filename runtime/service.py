@@ -18,6 +18,8 @@ from .sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+IDLE_SECONDS = 0.5
+"""How long the thread waits for work before it takes another turn: one that stands still hangs."""
 
 
 class Sink(Protocol):
@@ -52,6 +54,8 @@ class ServiceStats:
     accepted_by_position: Counter[int]
     draft_lens: Counter[int]
     """Tokens drafted → in how many rounds of a sequence."""
+    turns: int
+    """Of the service's thread. It takes them with and without work."""
 
 
 @dataclass
@@ -78,6 +82,7 @@ class Service:
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._accepted_at: Counter[int] = Counter()
         self._draft_lens: Counter[int] = Counter()
+        self._turns = 0
         self._closing = False
         # Guards what other threads touch: the queue, the counters and ``_closing``; also wakes the service's thread.
         self._changed = threading.Condition()
@@ -126,6 +131,7 @@ class Service:
                 counters=dict(self._counters),
                 accepted_by_position=Counter(self._accepted_at),
                 draft_lens=Counter(self._draft_lens),
+                turns=self._turns,
             )
 
     def close(self) -> None:
@@ -160,8 +166,10 @@ class Service:
     def _take(self) -> bool:
         """Wait for work and move what came in to the scheduler; False when the service is to end."""
         with self._changed:
+            self._turns += 1
             while not (self._incoming or self._live or self._closing):
-                self._changed.wait()
+                self._changed.wait(IDLE_SECONDS)
+                self._turns += 1
             for live in self._incoming:
                 self._live[live.sequence.id] = live
                 self.generator.loop.scheduler.submit(live.sequence)

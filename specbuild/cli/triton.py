@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -83,12 +82,19 @@ def check(repository: Path) -> None:
 @click.option("--grpc-port", type=click.IntRange(1, 65535), default=8001, show_default=True)
 @click.option("--http-port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True)
+@click.option(
+    "--hang-seconds",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Stood still so long, it is restarted.",
+)
 @with_options(*SERVER_OPTIONS)
-def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: int, **settings: int | None) -> None:
+def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: int, hang_seconds: float, **settings: int | None) -> None:
     """Serve a bundle until Ctrl-C, with the tritonserver on PATH or the one in nvidia-pytriton."""
     from specbuild.triton.installation import find
     from specbuild.triton.render import ModelSettings
-    from specbuild.triton.render import render as write
     from specbuild.triton.server import Ports, TritonServer, check_ports
     from specbuild.triton.serving import serve as keep_up
 
@@ -100,9 +106,9 @@ def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: 
     def ready() -> None:
         say(f"ready: gRPC {host}:{grpc_port}, HTTP {host}:{http_port}, metrics {host}:{metrics_port}/metrics; Ctrl-C stops it")
 
-    with tempfile.TemporaryDirectory(prefix="specbuild-repository-") as folder, _until_stopped() as end:
-        write([ModelSettings(bundle=path.resolve(), parameters=_parameters(settings))], Path(folder))
-        keep_up(lambda: TritonServer(installation, Path(folder), ports), end, say=say, ready=ready)
+    models = [ModelSettings(bundle=path.resolve(), parameters=_parameters(settings))]
+    with _until_stopped() as end:
+        keep_up(lambda: TritonServer(installation, models, ports, hang_seconds=hang_seconds), end, say=say, ready=ready)
     say("stopped")
 
 

@@ -11,6 +11,7 @@ from specbuild.runtime.service import ServiceStats
 from .latencies import Histogram, Latencies
 
 PREFIX = "specbuild_"
+TURNS = "turns"
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 
@@ -62,6 +63,12 @@ METRICS = (
     ),
     _by_index("sequence_rounds", "draft_len", "Rounds of sequences, by the draft length they were given.", lambda stats: stats.draft_lens),
     _sum("rounds", "Rounds."),
+    Metric(
+        TURNS,
+        "COUNTER",
+        "Turns of the model's thread. They grow with and without work: one that hangs stands still.",
+        lambda stats: [({}, stats.turns)],
+    ),
     _sum("queue_seconds", "Time that requests waited for a slot."),
     _sum("prefill_seconds", "Time in prefill, by request."),
     _sum("decode_seconds", "Time in decoding, by request."),

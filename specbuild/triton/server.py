@@ -8,10 +8,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ from typing import Self
 
 from specbuild.errors import EnvironmentLacksError, ServerError
 
+from .heartbeat import Heartbeat
 from .installation import STUB, Installation, environment, lay_out
+from .render import ModelSettings, render
+from .scratch import Scratch, sweep
 
 EXIT_SECONDS = 1
 """What Triton may wait for streams that run."""
@@ -44,16 +48,33 @@ class Ports:
 
 
 class TritonServer:
-    """One server process over a model repository. A context manager: leaving it stops the server."""
+    """One server process over a model repository. A context manager: leaving it stops the server.
 
-    def __init__(self, installation: Installation, repository: Path, ports: Ports = Ports(), *, bundle: Path | None = None) -> None:
+    Its processes are a group that ends with this process, even if this one is killed.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        repository: Path | Sequence[ModelSettings],
+        ports: Ports = Ports(),
+        *,
+        bundle: Path | None = None,
+        hang_seconds: float | None = None,
+    ) -> None:
+        """``repository``: its folder, or the models that one is to be made of. ``bundle``: for models that name none.
+        ``hang_seconds``: of standing still, after which it is in ``trouble``; None: it is not watched for that."""
         self._installation = installation
         self._repository = repository
         self.ports = ports
         self._bundle = bundle
+        self._hang_seconds = hang_seconds
+        self._scratch: Scratch | None = None
+        self._leash: subprocess.Popen[bytes] | None = None
+        """Leads the process group, whose id thereby is nobody else's until all of it has ended."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder = Path()
         self._stubs: frozenset[int] = frozenset()
+        self._heartbeat: Heartbeat | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -65,8 +86,7 @@ class TritonServer:
     @property
     def log(self) -> str:
         """All that the server has said."""
-        file = self._folder / "log"
-        return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        return self._scratch.log if self._scratch is not None else ""
 
     @property
     def pid(self) -> int:
@@ -76,30 +96,33 @@ class TritonServer:
 
     def start(self) -> None:
         """Start the process; it is not ready yet."""
-        assert self._process is None, "started once"
+        assert self._scratch is None, "not running"
         _adopt_orphans()
-        self._folder = Path(tempfile.mkdtemp(prefix="specbuild-triton-"))
+        sweep()
+        scratch = self._scratch = Scratch()
+        repository = self._repository
+        if not isinstance(repository, Path):
+            models, repository = repository, scratch.folder / "repository"
+            render(models, repository)
         environ = environment(self._installation)
         if self._bundle is not None:
             environ["SPECBUILD_BUNDLE"] = str(self._bundle)
-        with (self._folder / "log").open("wb") as log:
-            # A session of its own: a Ctrl-C in the terminal reaches us alone, and we decide how it ends.
+        command = self.command(repository, lay_out(self._installation, scratch.folder))
+        with scratch.open_log() as log:
+            # A group of their own: a Ctrl-C in the terminal reaches us alone, and we decide how it ends.
+            self._leash = subprocess.Popen(scratch.leash, stdin=subprocess.PIPE, stdout=log, stderr=log, process_group=0)
             self._process = subprocess.Popen(
-                self.command(lay_out(self._installation, self._folder)),
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=self._leash.pid
             )
 
-    def command(self, backends: Path) -> list[str]:
+    def command(self, repository: Path, backends: Path) -> list[str]:
         """The command line."""
+        assert self._scratch is not None, "started"
         ports = self.ports
         options = {
-            "model-repository": self._repository,
+            "model-repository": repository,
             "backend-directory": backends,
-            "backend-config": f"python,shm-region-prefix-name={self._regions}",
+            "backend-config": f"python,shm-region-prefix-name={self._scratch.regions}",
             "model-control-mode": "none",
             "disable-auto-complete-config": None,
             "exit-timeout-secs": EXIT_SECONDS,
@@ -113,25 +136,24 @@ class TritonServer:
         }
         return [str(self._installation.executable), *(f"--{name}" + ("" if v is None else f"={v}") for name, v in options.items())]
 
-    @property
-    def _regions(self) -> str:
-        """What this server's shared memory is called, so that a killed one's can be removed."""
-        return f"{self._folder.name}-"
-
-    def wait_ready(self, timeout: float = READY_SECONDS) -> None:
-        """Return when every model is ready.
+    def wait_ready(self, timeout: float = READY_SECONDS, *, end: threading.Event | None = None) -> None:
+        """Return when every model is ready, or ``end`` is set.
 
         Raises:
             ServerError: the process ended or was not ready in ``timeout`` seconds; shows the end of its log.
         """
         deadline = time.monotonic() + timeout
+        end = end or threading.Event()
         while not self._answers("v2/health/ready"):
             if not self.running:
                 raise ServerError(f"tritonserver ended before it was ready:\n{self._tail()}")
             if time.monotonic() > deadline:
                 raise ServerError(f"tritonserver was not ready after {timeout:g} s:\n{self._tail()}")
-            time.sleep(0.1)
+            if end.wait(0.1):
+                return
         self._stubs = frozenset(self.stubs())
+        if self._hang_seconds is not None:
+            self._heartbeat = Heartbeat(f"http://{self.ports.host}:{self.ports.metrics}/metrics", self._hang_seconds)
 
     @property
     def running(self) -> bool:
@@ -139,40 +161,50 @@ class TritonServer:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def healthy(self) -> bool:
-        """Whether the server and every model's process that it was ready with are there. Cheap: to be asked often."""
-        return self.running and all(_alive(pid) for pid in self._stubs)
+    def trouble(self) -> str | None:
+        """Why a server that was ready is of no use any more; None: it is. Cheap: to be asked often."""
+        if not (self.running and all(_alive(pid) for pid in self._stubs)):
+            return "a process of the server died"
+        if self._heartbeat is not None and self._heartbeat.stopped:
+            return f"the server has stood still for {self._hang_seconds:g} s"
+        return None
 
     def stubs(self) -> list[int]:
         """Process ids of the models' Python."""
-        found = []
+        found: list[int] = []
+        if self._leash is None:
+            return found
         for entry in Path("/proc").glob("[0-9]*"):
             fields = _stat(int(entry.name))
             # Of an executable that is another user's there is nothing to be read.
             with suppress(OSError):
-                if fields is not None and int(fields[3]) == self.pid and (entry / "exe").resolve().name == STUB:
+                if fields is not None and int(fields[2]) == self._leash.pid and (entry / "exe").resolve().name == STUB:
                     found.append(int(entry.name))
         return found
 
     def stop(self, *, at_once: bool = False) -> None:
         """End the server and every process that it started, within about ``KILL_SECONDS``; ``at_once``: kill, do not ask."""
-        if self._process is None:
+        if self._scratch is None:
             return
         stubs = {*self._stubs, *self.stubs()}
+        scratch, self._scratch = self._scratch, None
+        leash, self._leash = self._leash, None
         process, self._process = self._process, None
-        if process.poll() is None and not at_once:
+        if process is not None and process.poll() is None and not at_once:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if leash is not None:
+            os.killpg(leash.pid, signal.SIGKILL)
+            leash.communicate()
+        if process is not None:
+            process.wait()
         for pid in stubs:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        for region in Path("/dev/shm").glob(f"{self._regions}*"):
-            region.unlink(missing_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        scratch.remove()
 
     def _answers(self, path: str) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Keeping a server up: started, watched, and started again when one of its processes dies."""
+"""Keeping a server up: started, watched, and started again when one of its processes dies or hangs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Watched(Protocol):
     """What is kept up."""
 
     def start(self) -> None: ...
-    def wait_ready(self) -> None: ...
+    def wait_ready(self, *, end: threading.Event) -> None: ...
     def stop(self, *, at_once: bool = False) -> None: ...
     @property
-    def healthy(self) -> bool: ...
+    def trouble(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Backoff:
 
 
 def serve(make: Callable[[], Watched], end: threading.Event, *, say: Say, ready: Callable[[], None], backoff: Backoff = Backoff()) -> None:
-    """Run a server until ``end`` is set, a new one from ``make`` in place of one that dies.
+    """Run a server until ``end`` is set, a new one from ``make`` in place of one that is in trouble.
 
-    Clients of one whose model process died would wait for ever, so the rest of it is killed at once: they get an error.
+    Clients of one whose model died or hangs would wait for ever, so all of it is killed at once: they get an error.
 
     Raises:
-        ServerError: it does not start, or died again and again.
+        ServerError: it does not start, or was in trouble again and again.
     """
     pauses = backoff.pauses()
     first = True
@@ -57,27 +57,31 @@ def serve(make: Callable[[], Watched], end: threading.Event, *, say: Say, ready:
             server.start()
             started = time.monotonic()
             try:
-                server.wait_ready()
-                ready()
+                server.wait_ready(end=end)
+                if not end.is_set():
+                    ready()
                 first = False
-                while server.healthy and not end.wait(backoff.watch):
+                while (trouble := server.trouble) is None and not end.wait(backoff.watch):
                     pass
             except ServerError as error:
                 if first:
                     raise
                 say(f"the server did not come back: {error}")
-            dead = not end.is_set()
+                trouble = "it is not there"
+            asked = end.is_set()
             if time.monotonic() - started >= backoff.settled:
                 pauses = backoff.pauses()
         except BaseException:
             server.stop()
             raise
-        server.stop(at_once=dead)
-        if not dead:
+        server.stop(at_once=not asked)
+        if asked:
             return
         pause = next(pauses, None)
         if pause is None:
-            raise ServerError(f"the server died {backoff.tries + 1} times without {backoff.settled:g} s of work in between; given up")
-        say(f"a process of the server died; starting it again in {pause:g} s")
+            raise ServerError(
+                f"{trouble}; started {backoff.tries + 1} times without {backoff.settled:g} s of work in between, it is given up"
+            )
+        say(f"{trouble}; starting it again in {pause:g} s")
         if end.wait(pause):
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ from toy_engine import VOCABULARY, Toys, toys
 
 from specbuild.errors import BusyError, CancelledError, RequestError, SpecbuildError, TimedOutError
 from specbuild.runtime.generator import Completion, Delta
+from specbuild.runtime.request import Emission
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.service import Service
 
@@ -149,3 +152,33 @@ def test_a_sink_that_raises_harms_nobody(toys: Toys) -> None:
     service.submit([1, 2], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True), good)
     assert len(good.completion.token_ids) == 4
     service.close()
+
+
+def test_a_thread_without_work_takes_turns_and_one_that_hangs_does_not(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specbuild.runtime.service.IDLE_SECONDS", 0.01)
+    service = service_of(toys)
+    until(lambda: service.stats().turns > 3)
+    stuck, free = threading.Event(), threading.Event()
+
+    def hang() -> list[Emission]:
+        stuck.set()
+        free.wait(30)
+        return []
+
+    monkeypatch.setattr(service.generator.loop, "round", hang)
+    client = Client()
+    service.submit([1, 2], SamplingParams(seed=1, max_tokens=2), client)
+    assert stuck.wait(30)
+    turns = service.stats().turns
+    assert not client.done.wait(0.2)
+    assert service.stats().turns == turns
+    free.set()
+    until(lambda: service.stats().turns > turns + 3)
+    service.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)

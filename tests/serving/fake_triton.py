@@ -178,7 +178,7 @@ def completion(words: list[str]) -> Completion:
 
 
 def stats(**counters: float) -> ServiceStats:
-    return ServiceStats(1, 2, 30, 400, counters, Counter({0: 5, 1: 3}), Counter({0: 2, 4: 6}))
+    return ServiceStats(1, 2, 30, 400, counters, Counter({0: 5, 1: 3}), Counter({0: 2, 4: 6}), turns=9)
 
 
 def tensor(kind: Kind, value: Any) -> NDArray[Any]:

@@ -20,7 +20,8 @@ from specbuild.errors import SpecbuildError
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.triton import Client
 from specbuild.triton.installation import STUB
-from specbuild.triton.server import Ports, free_ports
+from specbuild.triton.scratch import PREFIX
+from specbuild.triton.server import Ports, check_ports, free_ports
 
 pytestmark = pytest.mark.slow
 ENDLESS = SamplingParams(seed=1, max_tokens=900, ignore_eos=True, speculation="off", logprobs=20)
@@ -67,10 +68,19 @@ class Serving:
         self.said.extend(line.rstrip() for line in self.process.stderr)
 
 
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands of a test have their folders, and nobody else."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
 @contextmanager
-def serving(bundle: Path) -> Iterator[Serving]:
+def serving(bundle: Path, *options: str) -> Iterator[Serving]:
     ports = free_ports()
-    command = [sys.executable, "-m", "specbuild", "triton", "serve", "-b", str(bundle), "--threads", "1"]
+    command = [sys.executable, "-m", "specbuild", "triton", "serve", "-b", str(bundle), "--threads", "1", *options]
     command += [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}"]
     running = Serving(subprocess.Popen(command, stderr=subprocess.PIPE, text=True), ports)
     try:
@@ -80,22 +90,26 @@ def serving(bundle: Path) -> Iterator[Serving]:
         running.close()
 
 
-def processes(ports: Ports) -> list[int]:
-    """The command and the server that were told these ports."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"--grpc-port={ports.grpc}".encode() in line:
-            found.append(int(entry.name))
-    return found
+def processes(words: str) -> list[int]:
+    """Whose command line has these words; no zombies."""
+    return [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/cmdline") if words in _text(file)]
 
 
-def stubs() -> set[int]:
-    """Every model's Python on this machine, zombies included."""
-    return {int(entry.parent.name) for entry in Path("/proc").glob("[0-9]*/stat") if f"({STUB[:15]})" in _text(entry)}
+def scratches(temporary: Path) -> list[Path]:
+    """Folders of servers. Their names are in the command lines of the processes and in the names of the shared memory."""
+    return list(temporary.glob(f"{PREFIX}*"))
+
+
+def model(temporary: Path) -> int:
+    """The process of the one model."""
+    (folder,) = scratches(temporary)
+    (pid,) = set(processes(f"{folder}/backends/python/{STUB}"))
+    return pid
+
+
+def left(folder: Path) -> list[object]:
+    """Of a server: living processes and shared memory."""
+    return [*processes(folder.name), *Path("/dev/shm").glob(f"{folder.name}*")]
 
 
 def _text(file: Path) -> str:
@@ -106,30 +120,32 @@ def _text(file: Path) -> str:
 
 
 @pytest.mark.usefixtures("installation")
-def test_ctrl_c_in_mid_stream_leaves_nothing(tiny_bundle: Path) -> None:
-    before, memory = stubs(), set(Path("/dev/shm").iterdir())
+def test_ctrl_c_in_mid_stream_leaves_nothing(tiny_bundle: Path, temporary: Path) -> None:
     with serving(tiny_bundle) as running:
         stream = Client(running.url).stream("a", ENDLESS)
         next(stream)
-        assert len(processes(running.ports)) == 2
+        (folder,) = scratches(temporary)
+        assert len(processes(f"--grpc-port={running.ports.grpc}")) == 2
+        pids = processes(folder.name)
+        assert len(pids) >= 3, "a leash, a server and a model"
+        assert len(left(folder)) > len(pids), "the model's memory"
         assert running.interrupt() < 5
         with suppress(SpecbuildError):  # if it was not done by then, its client is told
             for _ in stream:
                 pass
-        assert processes(running.ports) == []
         assert running.said[-1] == "stopped"
-    assert stubs() <= before
-    assert set(Path("/dev/shm").iterdir()) <= memory
+    assert left(folder) == []
+    assert scratches(temporary) == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "no zombies either: in a container nobody else may ever wait for them"
 
 
 @pytest.mark.usefixtures("installation")
-def test_a_killed_model_is_started_again(tiny_bundle: Path) -> None:
-    before = stubs()
+def test_a_killed_model_is_started_again(tiny_bundle: Path, temporary: Path) -> None:
     with serving(tiny_bundle) as running:
         stream = Client(running.url).stream("a", ENDLESS)
         next(stream)
-        (model,) = stubs() - before
-        os.kill(model, signal.SIGKILL)
+        (folder,) = scratches(temporary)
+        os.kill(model(temporary), signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(SpecbuildError):
             for _ in stream:
@@ -138,8 +154,40 @@ def test_a_killed_model_is_started_again(tiny_bundle: Path) -> None:
         running.wait_ready(times=2)
         assert "a process of the server died; starting it again in 1 s" in running.said
         assert Client(running.url).generate("a", SamplingParams(temperature=0, max_tokens=3)).text
+        assert left(folder) == []
         running.interrupt()
-    assert stubs() <= before
+    assert scratches(temporary) == []
+
+
+@pytest.mark.usefixtures("installation")
+def test_a_model_that_hangs_is_started_again(tiny_bundle: Path, temporary: Path) -> None:
+    with serving(tiny_bundle, "--hang-seconds", "5") as running:
+        (folder,) = scratches(temporary)
+        os.kill(model(temporary), signal.SIGSTOP)
+        with pytest.raises(SpecbuildError):
+            Client(running.url).generate("a", SamplingParams(max_tokens=3))
+        running.wait_ready(times=2)
+        assert "the server has stood still for 5 s; starting it again in 1 s" in running.said
+        assert Client(running.url).generate("a", SamplingParams(temperature=0, max_tokens=3)).text
+        assert left(folder) == []
+        running.interrupt()
+
+
+@pytest.mark.usefixtures("installation")
+def test_a_killed_command_takes_its_server_along(tiny_bundle: Path, temporary: Path) -> None:
+    with serving(tiny_bundle) as running:
+        (folder,) = scratches(temporary)
+        running.process.kill()
+        deadline = time.monotonic() + 10
+        while left(folder):
+            assert time.monotonic() < deadline, "they live on"
+            time.sleep(0.05)
+        check_ports(running.ports)
+    os.utime(folder, (0, 0))
+    with serving(tiny_bundle) as running:
+        assert not folder.exists()
+        running.interrupt()
+    assert scratches(temporary) == []
 
 
 def test_a_taken_port_is_refused_before_anything_starts(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
