@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import click
 
 from specbuild.cli.output import JSON_OPTION, print_json, print_table
+from specbuild.errors import EnvironmentLacksError
+
+if TYPE_CHECKING:
+    from specbuild.triton.installation import Finding
 
 GPU = "GPU"
 """Stands among an ability's needs for a GPU and its driver."""
@@ -49,12 +54,23 @@ def command(as_json: bool) -> None:
     machine = {"system": platform.platform(), "python": platform.python_version(), "specbuild": metadata.version("specbuild"), "gpus": gpus}
     if as_json:
         rows = [{"name": ability.name, "works": not lacks, "missing": lacks, "install": ability.install} for ability, lacks in abilities]
-        print_json({"machine": machine, "installed": versions, "abilities": rows})
+        print_json({"machine": machine, "installed": versions, "abilities": rows, "serving": [asdict(finding) for finding in serving()]})
         return
     print_table(["", "here"], machine.items())
     print_table(["package", "version"], [[name, version or "not installed"] for name, version in versions.items()])
     shown = [[ability.name, "no" if lacks else "yes", remedy(ability, lacks)] for ability, lacks in abilities]
     print_table(["what", "works", "for it"], shown)
+    print_table(["serving on Triton", "here", "for it"], [[finding.name, finding.seen, finding.lack or ""] for finding in serving()])
+
+
+def serving() -> list[Finding]:
+    """What `triton serve` takes, and whether it is here."""
+    from specbuild.triton.installation import Finding, examine, locate
+
+    try:
+        return list(examine(locate()))
+    except EnvironmentLacksError as error:
+        return [Finding("tritonserver", "none", str(error))]
 
 
 def installed(needs: set[str]) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,16 +32,36 @@ class Installation:
     """For LD_LIBRARY_PATH."""
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One thing that serving takes."""
+
+    name: str
+    seen: str
+    """What there is of it."""
+    lack: str | None = None
+    """A sentence that ends with the remedy; None: all is well."""
+
+
 def find() -> Installation:
     """The server on PATH, else the one inside nvidia-pytriton; checked.
 
     Raises:
         EnvironmentLacksError: there is none, or its Python backend would crash; names the remedy.
     """
-    on_path = shutil.which("tritonserver")
-    installation = _standalone(Path(on_path).resolve()) if on_path else _packaged()
+    installation = locate()
     check(installation)
     return installation
+
+
+def locate() -> Installation:
+    """The same, unchecked.
+
+    Raises:
+        EnvironmentLacksError: there is none.
+    """
+    on_path = shutil.which("tritonserver")
+    return _standalone(Path(on_path).resolve()) if on_path else _packaged()
 
 
 def _standalone(executable: Path) -> Installation:
@@ -72,35 +93,74 @@ def check(installation: Installation) -> None:
     Raises:
         EnvironmentLacksError: with the exact remedy.
     """
+    for finding in examine(installation):
+        if finding.lack is not None:
+            raise EnvironmentLacksError(finding.lack)
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Everything that serving takes, and what is wrong with it."""
+    yield _server(installation)
+    yield _backend(installation)
+    stub = _stub(installation)
+    yield stub
+    yield _numpy()
+    if stub.lack is None:
+        yield _libraries(installation)
+
+
+def _server(installation: Installation) -> Finding:
+    executable = installation.executable
+    lack = None if os.access(executable, os.X_OK) else f"{executable} cannot be executed; {INSTALL}"
+    return Finding("tritonserver", f"{executable} ({_release(executable)})", lack)
+
+
+def _release(executable: Path) -> str:
+    """The program does not tell it; NVIDIA's images have a file that does."""
+    file = executable.parent.parent / "TRITON_VERSION"
+    if file.is_file():
+        return file.read_text(encoding="utf-8").strip()
+    return f"nvidia-pytriton {_version('nvidia-pytriton')}" if "pytriton" in executable.parts else "of an unknown version"
+
+
+def _backend(installation: Installation) -> Finding:
+    library = installation.backends / "python" / "libtriton_python.so"
+    lack = f"{installation.backends} has no Python backend; {INSTALL}, or use an image of Triton that has it"
+    return Finding("Python backend", str(library), None if library.is_file() else lack)
+
+
+def _stub(installation: Installation) -> Finding:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if not os.access(installation.executable, os.X_OK):
-        raise EnvironmentLacksError(f"{installation.executable} cannot be executed; {INSTALL}")
-    if not (installation.backends / "python" / "libtriton_python.so").is_file():
-        raise EnvironmentLacksError(f"{installation.backends} has no Python backend; {INSTALL}, or use an image of Triton that has it")
-    if not installation.stub.is_file():
-        have = ", ".join(sorted(path.name for path in installation.stub.parent.parent.glob("3.*"))) or "none"
-        raise EnvironmentLacksError(
-            f"there is no stub for Python {python} at {installation.stub} (there is: {have}); use one of these Pythons"
-        )
-    _check_numpy()
+    have = ", ".join(sorted(path.name for path in installation.stub.parent.parent.glob("3.*"))) or "none"
+    lack = f"there is no stub for Python {python} at {installation.stub} (there is: {have}); use one of these Pythons"
+    return Finding(f"stub for Python {python}", str(installation.stub), None if installation.stub.is_file() else lack)
+
+
+def _numpy() -> Finding:
+    installed = _version("numpy")
+    if installed is None:
+        return Finding("numpy below 2", "none", "numpy is not installed; pip install 'numpy<2'")
+    lack = f"numpy is {installed}, but Triton's Python backend crashes with numpy 2 and later; pip install 'numpy<2'"
+    return Finding("numpy below 2", installed, lack if int(installed.partition(".")[0]) >= 2 else None)
+
+
+def _libraries(installation: Installation) -> Finding:
     missing = missing_libraries(installation)
-    if missing:
-        raise EnvironmentLacksError(
-            f"{installation.stub.name} needs {', '.join(missing)}, which is in none of "
-            f"{', '.join(map(str, installation.libraries))}; use a Python that was built with --enable-shared, "
-            f"or put the library's folder on LD_LIBRARY_PATH"
-        )
+    folders = ", ".join(map(str, installation.libraries))
+    lack = (
+        f"{installation.stub.name} needs {', '.join(missing)}, which is in none of {folders}; "
+        "use a Python that was built with --enable-shared, or put the library's folder on LD_LIBRARY_PATH"
+    )
+    return Finding(
+        "libpython and what else the stub loads", f"missing: {', '.join(missing)}" if missing else "found", lack if missing else None
+    )
 
 
-def _check_numpy() -> None:
+def _version(distribution: str) -> str | None:
     try:
-        installed = version("numpy")
+        return version(distribution)
     except PackageNotFoundError:
-        raise EnvironmentLacksError("numpy is not installed; pip install 'numpy<2'") from None
-    if int(installed.partition(".")[0]) >= 2:
-        raise EnvironmentLacksError(
-            f"numpy is {installed}, but Triton's Python backend crashes with numpy 2 and later; pip install 'numpy<2'"
-        )
+        return None
 
 
 def missing_libraries(installation: Installation) -> list[str]:

@@ -62,3 +62,15 @@ def test_doctor_names_what_is_missing_and_what_to_install() -> None:
 
 def test_a_package_that_does_not_exist_is_not_installed() -> None:
     assert doctor.installed({"click|no-such-package"}) == {"click": doctor.installed({"click"})["click"], "no-such-package": None}
+
+
+def test_doctor_says_what_serving_lacks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {finding["name"]: finding for finding in json.loads(output(capsys, "doctor", "--json"))["serving"]}
+    assert found["tritonserver"]["lack"] is None
+    assert found["numpy below 2"]["seen"].startswith("1.")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (missing,) = json.loads(output(capsys, "doctor", "--json"))["serving"]
+    assert (missing["name"], missing["seen"]) == ("tritonserver", "none")
+    assert missing["lack"].endswith("pip install 'specbuild[triton]'")
+    assert missing["lack"] in output(capsys, "doctor")

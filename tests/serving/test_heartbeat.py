@@ -47,7 +47,7 @@ def metrics(turns: Callable[[], int]) -> Iterator[str]:
     """The URL of a metrics page as Triton has it."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  # the library's name
+        def do_GET(self) -> None:  # the name that the library calls
             page = f'# TYPE specbuild_turns counter\nspecbuild_turns{{model="specbuild"}} {turns()}\nspecbuild_rounds{{model="x"}} 5\n'
             self.send_response(200)
             self.end_headers()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specbuild.errors import EnvironmentLacksError
 from specbuild.triton import installation as module
-from specbuild.triton.installation import STUB, Installation, check, environment, lay_out
+from specbuild.triton.installation import STUB, Installation, check, environment, examine, lay_out
 from specbuild.triton.server import Ports, check_ports, free_ports
 
 
@@ -47,6 +48,24 @@ def test_each_lack_is_named_with_its_remedy(whole: Installation, monkeypatch: py
     whole.executable.chmod(0o644)
     with pytest.raises(EnvironmentLacksError, match="cannot be executed"):
         check(whole)
+
+
+def test_all_of_it_is_listed(whole: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "version", lambda name: "2.4.6")
+    (whole.executable.parent.parent / "TRITON_VERSION").write_text("2.51.0\n")
+    server, backend, stub, numpy, libraries = examine(whole)
+    assert server.seen == f"{whole.executable} (2.51.0)"
+    assert (numpy.seen, numpy.lack is None) == ("2.4.6", False)
+    assert [finding.lack for finding in (server, backend, stub, libraries)] == [None] * 4
+    whole.stub.unlink()
+    assert len(list(examine(whole))) == 4, "what a missing stub would load is not asked"
+
+
+def test_the_release_of_other_servers(whole: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "version", lambda name: {"nvidia-pytriton": "0.7.0"}.get(name, "1.26.4"))
+    assert next(examine(whole)).seen.endswith("(of an unknown version)")
+    packaged = replace(whole, executable=tmp_path / "pytriton" / "tritonserver" / "bin" / "tritonserver")
+    assert next(examine(packaged)).seen.endswith("(nvidia-pytriton 0.7.0)")
 
 
 def test_a_missing_shared_library_is_named(whole: Installation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,14 @@ from specbuild.triton.scratch import Scratch, sweep
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Temporary folders and shared memory of the test's own; returns the latter."""
     memory = tmp_path / "shm"
     memory.mkdir()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(module, "MEMORY", memory)
-    yield memory
+    return memory
 
 
 def abandoned() -> Scratch:
