@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specbuild.cli.output import JSON_OPTION, print_json, say
 from specbuild.cli.sources import SAMPLING_OPTIONS, sampling_params, with_options
 from specbuild.cli.triton import MODEL_OPTION, URL_OPTION
+
+if TYPE_CHECKING:
+    from specbuild.triton.wire import Answer
 
 
 @click.command()
@@ -41,9 +44,12 @@ def command(prompt: str, chat: bool, url: str, model: str, priority: int, timeou
         print_json(dataclasses.asdict(answer))
         return
     click.echo()
-    figures = answer.figures
-    speed = len(answer.tokens) / figures["decode_seconds"] if figures["decode_seconds"] else 0.0
-    say(
-        f"{len(answer.tokens)} tokens at {speed:.1f} a second, {figures['mean_acceptance_length']:.2f} a round; "
-        f"ended by {answer.finish_reason}; seed {figures['seed']}"
-    )
+    say(f"{figures(answer)}; ended by {answer.finish_reason}; seed {answer.figures['seed']}")
+
+
+def figures(answer: Answer) -> str:
+    """How fast a served answer came, and what drafting gave."""
+    of = answer.figures
+    speed = len(answer.tokens) / of["decode_seconds"] if of["decode_seconds"] else 0.0
+    drafted = f"; {of['acceptance_rate']:.0%} of {of['total_draft_tokens']} draft tokens accepted" if of["total_draft_tokens"] else ""
+    return f"{len(answer.tokens)} tokens at {speed:.1f} a second, {of['mean_acceptance_length']:.2f} a round{drafted}"

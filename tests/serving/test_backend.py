@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_triton import FakeService, FakeTriton, Request, Response, TritonError, completion, delta, tensor
+from fake_triton import FakeService, FakeTriton, Request, Response, Sender, TritonError, completion, delta, tensor
 
 from specbuild.errors import BundleError, BusyError, CancelledError, RequestError, SpecbuildError, TimedOutError, UsageError
 from specbuild.runtime.generator import Completion
@@ -159,6 +159,23 @@ def test_a_client_that_leaves_is_noticed(make: Make) -> None:
     leaves.sender.gone = True
     until(service.sinks[1].cancelled)
     assert not service.sinks[0].cancelled()
+
+
+def test_no_response_waits_for_more_than_one_question(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question to Triton is a way to another process: with many requests they add up."""
+    service = FakeService(hold=True)
+    log: list[str] = []
+
+    def ask(sender: Sender) -> bool:
+        log.append("ask")
+        service.sinks[0].delta(delta("a", 1))
+        return False
+
+    monkeypatch.setattr(Sender, "is_cancelled", ask)
+    monkeypatch.setattr(Sender, "send", lambda *_, **flags: log.append("send"))
+    make(service).execute([request(text_input=["x"], streaming=True) for _ in range(8)])
+    until(lambda: len(log) > 40)
+    assert "ask ask" not in " ".join(log)
 
 
 def test_stop_ends_the_request_of_that_id(make: Make) -> None:
