@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from specbuild.bench.measure import Run
     from specbuild.bundle import Bundle
     from specbuild.recipe import Recipe
+    from specbuild.runtime.generator import Completion
+    from specbuild.triton import Client
 
 RECIPE, TENSORRT_RECIPE = "smollm2-135m", "smollm2-135m-rtx"
 MAX_TOKENS = 96
@@ -99,12 +101,8 @@ def _compile_for_tensorrt(recipe: Recipe) -> None:
 
 
 def _serve(bundle: Bundle, runs: list[Run]) -> None:
-    """One of the answers once more, from a Triton server over gRPC, or one line that says what to install.
-
-    Raises:
-        VerificationError: it has other tokens than the answer in process.
-    """
-    from specbuild.bench.measure import OFF
+    """One of the answers once more, from a Triton server over gRPC, or one line that says what to install."""
+    from specbuild.bench.measure import OFF, WARM_UP_TOKENS
     from specbuild.runtime.sampling import SamplingParams
     from specbuild.triton import Client
     from specbuild.triton.installation import find
@@ -118,18 +116,30 @@ def _serve(bundle: Bundle, runs: list[Run]) -> None:
         return
     (plain,) = (run.completions[0] for run in runs if run.variant.method == OFF and run.task == SERVED)
     with TritonServer(installation, [ModelSettings(bundle=bundle.path.resolve())], free_ports()) as server:
+        client = Client(f"{server.ports.host}:{server.ports.grpc}")
         with progress() as show:
             show("starting tritonserver")
             server.wait_ready()
-        url = f"{server.ports.host}:{server.ports.grpc}"
-        click.echo(f"{click.style(f'{SERVED}, served on Triton, over gRPC from {url}', bold=True)}\n")
-        asked, first = time.perf_counter(), 0.0
-        with Client(url).stream(_messages(SERVED), SamplingParams(temperature=0, max_tokens=MAX_TOKENS)) as stream:
-            for chunk in stream:
-                first = first or time.perf_counter() - asked
-                click.echo(chunk.text, nl=False)
-        answer = stream.answer
+            client.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=WARM_UP_TOKENS, ignore_eos=True))
+        stream_answer(client, plain)
+
+
+def stream_answer(client: Client, plain: Completion) -> None:
+    """Show the server's answer as it comes.
+
+    Raises:
+        VerificationError: it has other tokens than ``plain``.
+    """
+    from specbuild.runtime.sampling import SamplingParams
+
+    click.echo(f"{click.style(f'{SERVED}, served on Triton, over gRPC from {client.url}', bold=True)}\n")
+    asked, first = time.perf_counter(), 0.0
+    with client.stream(_messages(SERVED), SamplingParams(temperature=0, max_tokens=MAX_TOKENS)) as stream:
+        for chunk in stream:
+            first = first or time.perf_counter() - asked
+            click.echo(chunk.text, nl=False)
     click.echo("\n")
+    answer = stream.answer
     if answer.tokens != plain.token_ids:
-        raise VerificationError(f"the server's answer differs from the one in process: {answer.text!r} is not {plain.text!r}")
+        raise VerificationError(f"the server's answer differs from the one in process, {plain.text!r}; run `specbuild engine verify`")
     click.echo(f"the same tokens as in process; the first after {first * 1000:.0f} ms; {figures(answer)}")
