@@ -122,7 +122,9 @@ def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: 
 @with_options(*SAMPLING_OPTIONS)
 @JSON_OPTION
 def bench(file: Path, concurrency: str, limit: int | None, chat: bool, url: str, model: str, as_json: bool, **sampling: Any) -> None:
-    """Ask a running server every prompt at each concurrency. Times are in milliseconds, as a client sees them."""
+    """Ask a running server every prompt at each concurrency. Times are in milliseconds, as a client sees them: `between` from response to
+    response, `token` from token to token, where a response of n tokens after a gap of g counts as n gaps of g/n. `draft_lens` has the share
+    of rounds that drafted so many tokens."""
     import asyncio
     import dataclasses
 
@@ -140,7 +142,7 @@ def bench(file: Path, concurrency: str, limit: int | None, chat: bool, url: str,
         print_json([dataclasses.asdict(load) for load in loads])
     else:
         columns = [entry.name for entry in dataclasses.fields(Load)]
-        print_table(columns, [[f"{v:.2f}" if isinstance(v, float) else v for v in dataclasses.astuple(load)] for load in loads])
+        print_table(columns, [[_cell(value) for value in dataclasses.astuple(load)] for load in loads])
 
 
 @command.command()
@@ -154,6 +156,12 @@ def fields(as_json: bool) -> None:
         print_json([dict(zip(columns, row, strict=True)) for row in rows()])
     else:
         print_table(columns, rows())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {part:.0%}" if isinstance(part, float) else f"{name}: {part}" for name, part in value.items()) or "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _concurrencies(text: str) -> list[int]:

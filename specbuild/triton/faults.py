@@ -34,15 +34,23 @@ FAULTS = (
 
 def to_triton(error: SpecbuildError) -> tuple[str, str]:
     """(code, message) of an error of ours."""
-    fault = next(fault for fault in FAULTS if isinstance(error, fault.error))
-    return fault.code, f"{fault.kind}: {error}"
+    return _fault(error).code, f"{kind(error)}: {error}"
+
+
+def kind(error: SpecbuildError) -> str:
+    """What kind it is, in a word or two."""
+    return _fault(error).kind
+
+
+def _fault(error: SpecbuildError) -> Fault:
+    return next(fault for fault in FAULTS if isinstance(error, fault.error))
 
 
 def from_wire(message: str, status: str | None = None) -> SpecbuildError:
     """The error that a client raises for a stream's ``message``; ``status``: the call's own, where it broke off."""
-    kind, _, rest = message.partition(": ")
+    opening, _, rest = message.partition(": ")
     for fault in FAULTS:
-        if status is None and kind == fault.kind and fault.error is not SpecbuildError:
+        if status is None and opening == fault.kind and fault.error is not SpecbuildError:
             return fault.error(rest)
     if status == "StatusCode.DEADLINE_EXCEEDED":
         return TimedOutError(message)

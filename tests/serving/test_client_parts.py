@@ -6,7 +6,7 @@ import pytest
 
 from specbuild.errors import BusyError, CancelledError, RequestError, ServerError, SpecbuildError, TimedOutError, UsageError
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.triton.bench import Sample, percentile, summary
+from specbuild.triton.bench import Load, Sample, percentile, summary
 from specbuild.triton.faults import from_wire, to_triton
 from specbuild.triton.wire import tensors
 
@@ -50,8 +50,30 @@ def test_percentiles_are_nearest_ranks() -> None:
 
 
 def test_a_load_is_of_all_its_requests_together() -> None:
-    load = summary(2, [Sample(0.1, (0.01, 0.03), 6, 3), Sample(0.3, (0.02,), 2, 2)], seconds=2.0)
-    assert (load.concurrency, load.requests, load.tokens_per_second, load.mean_acceptance_length) == (2, 2, 4.0, 1.6)
-    assert load.first_token_p50 == pytest.approx(200)
-    assert load.between_p50 == pytest.approx(20)
-    assert load.between_p99 == pytest.approx(30)
+    samples = [
+        Sample(0.125, ((0.25, 1), (0.5, 4)), 6, (0, 0, 4), (0, 0, 3)),
+        Sample(0.375, ((0.75, 1),), 2, (4, 0), (0, 0)),
+        Sample(0.25, (), 1, (0,), (0,)),
+    ]
+    load = summary(2, [samples[0], BusyError("9 wait"), *samples[1:], BusyError("9 wait"), TimedOutError("late")], seconds=2.0)
+    assert load == Load(
+        concurrency=2,
+        requests=3,
+        errors={"busy": 2, "deadline exceeded": 1},
+        tokens_per_second=4.5,
+        first_token_p50=250,
+        first_token_p95=375,
+        between_p50=500,
+        between_p95=750,
+        between_p99=750,
+        token_p50=125,
+        token_p95=750,
+        mean_acceptance_length=1.5,
+        acceptance_rate=0.375,
+        draft_lens={0: 4 / 6, 4: 2 / 6},
+    )
+
+
+def test_a_load_of_errors_alone() -> None:
+    load = summary(1, [ServerError("gone")], seconds=1.0)
+    assert (load.requests, load.errors, load.tokens_per_second, load.token_p95, load.draft_lens) == (0, {"internal error": 1}, 0, 0, {})

@@ -237,24 +237,21 @@ def test_client_command(url: str, generator: Generator, capsys: pytest.CaptureFi
 
 
 def test_bench_command(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a b c"}\n{"prompt": "d e f"}\n')
-    arguments = [
-        "triton",
-        "bench",
-        "--prompts",
-        str(tmp_path / "prompts.jsonl"),
-        "--url",
-        url,
-        "--concurrency",
-        "1,2",
-        "--max-tokens",
-        "5",
-        "--json",
-    ]
-    assert run(arguments) == 0
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a b c"}\n{"prompt": "d e f"}\n' + json.dumps({"prompt": "x" * 5000}))
+    arguments = ["triton", "bench", "--prompts", str(file), "--url", url, "--concurrency", "1,2", "--max-tokens", "5"]
+    assert run([*arguments, "--json"]) == 0
     loads = json.loads(capsys.readouterr().out)
-    assert [(load["concurrency"], load["requests"]) for load in loads] == [(1, 2), (2, 2)]
+    assert [(load["concurrency"], load["requests"], load["errors"]) for load in loads] == [
+        (1, 2, {"invalid argument": 1}),
+        (2, 2, {"invalid argument": 1}),
+    ]
     assert all(load["tokens_per_second"] > 0 and load["mean_acceptance_length"] >= 1 for load in loads)
+    assert all(sum(load["draft_lens"].values()) == pytest.approx(1) for load in loads)
+    assert run(arguments) == 0
+    assert "invalid argument: 1" in capsys.readouterr().out
+    assert run([*arguments, "--url", "127.0.0.1:1"]) == 1, "a server that is not there is no load of errors"
+    assert "the server broke off" in capsys.readouterr().err
 
 
 def test_an_unknown_model_is_no_crash(url: str) -> None:
