@@ -21,8 +21,8 @@ from .engines import load
 from .logprobs import Logprobs
 from .loop import Loop
 from .model import CachedModel
-from .pace import Pace
-from .proposers import Proposers
+from .pace import STRETCH, Pace
+from .proposers import Means, Proposers
 from .proposers.base import Proposer
 from .request import Emission, FinishReason, Request, Running
 from .sampling import SEED_BITS, SamplingParams
@@ -94,10 +94,10 @@ class Generator:
         self.entry = entry
         self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
         # Not by way of this generator: a circle of references would keep its memory until a collection.
-        self._proposers = Proposers(bundle, self.rows, threads, proposers or {}, remember)
-        target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember)
+        self._proposers = Proposers(bundle, Means(self.rows, threads, remember, interactive), proposers or {})
+        target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember, resident=interactive)
         scheduler = Scheduler(self.rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
-        self.loop = Loop(scheduler, Verifier(target), self._proposers, Pace(1.0 if interactive else None))
+        self.loop = Loop(scheduler, Verifier(target), self._proposers, Pace(STRETCH if interactive else None))
         self._ids = count()
         self._inboxes: dict[Hashable, deque[Emission]] = {}
         """Of each sequence that some stream still waits for: streams taken in turns share their rounds."""

@@ -120,7 +120,7 @@ class Service:
         with self._changed:
             return ServiceStats(
                 queued=len(self._incoming) + loop.scheduler.waiting,
-                running=len(loop.scheduler.reading) + len(loop.scheduler.running),
+                running=len(loop.scheduler.held),
                 kv_used_tokens=loop.verifier.kv_tokens,
                 kv_capacity_tokens=self.generator.rows * entry.max_seq_len,
                 counters=dict(self._counters),
@@ -137,11 +137,7 @@ class Service:
 
     def check(self) -> None:
         """Assert that nothing is held for nobody: every row belongs to a live request."""
-        self.generator.loop.verifier.check_rows(sequence.id for sequence in self._held())
-
-    def _held(self) -> tuple[Running, ...]:
-        scheduler = self.generator.loop.scheduler
-        return (*scheduler.reading, *scheduler.running)
+        self.generator.loop.verifier.check_rows(sequence.id for sequence in self.generator.loop.scheduler.held)
 
     def _run(self) -> None:
         while self._take():
@@ -187,7 +183,7 @@ class Service:
         now = monotonic()
         with self._changed:
             self._counters["rounds"] += bool(emissions)
-            for owner in {*(sequence.id for sequence in self._held()), *(emission.id for emission in emissions)}:
+            for owner in {*(sequence.id for sequence in self.generator.loop.scheduler.held), *(emission.id for emission in emissions)}:
                 live = self._live[owner]
                 if not live.admitted:
                     live.admitted = True

@@ -82,7 +82,8 @@ def checked_generate(generator: Generator, prompts: Sequence[list[int]], params:
 
 def caches(generator: Generator) -> list[Any]:
     draft = generator._proposers.made().get("draft_model")
-    return [generator.loop.verifier._target.cache] + ([draft._model.cache] if draft is not None else [])
+    models = [generator.loop.verifier._target] + ([draft._model] if draft is not None else [])
+    return [cache for model in models for cache in (model.cache, model.reading)]
 
 
 def assert_idle(generator: Generator) -> None:

@@ -98,8 +98,9 @@ class ToyStorage:
             entries[row, :length] = self.entries[row, :length]
         self.entries, self.view = entries, view
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        self.entries[target, :length] = self.entries[source, :length]
+    def copy_row(self, source: KvStorage, row: int, target: int, length: int) -> None:
+        assert isinstance(source, ToyStorage)
+        self.entries[target, :length] = source.entries[row, :length]
 
     def save(self, row: int, length: int) -> Words:
         return self.entries[row, :length].copy()
@@ -109,6 +110,9 @@ class ToyStorage:
 
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
         self.entries[row, start : start + len(sources)] = self.entries[row, sources]
+
+    def touch(self) -> None:
+        """Nothing is taken late."""
 
 
 @dataclass
