@@ -45,6 +45,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """All that was emitted, the token that ended it included."""
     finish_reason: FinishReason
+    stop_reason: str | int | None
+    """The stop string or the stop token's id that ended it; None: the model's own end, or the length."""
     seed: int
     logprobs: tuple[Logprobs, ...]
     """One a token, where the request asked for them."""
@@ -287,6 +289,7 @@ class Answer:
                 text="".join(self._texts),
                 token_ids=tuple(self._sequence.output),
                 finish_reason=emission.finish_reason,
+                stop_reason=self._sequence.stop_reason,
                 seed=self._sequence.request.seed,
                 logprobs=tuple(self._logprobs),
                 stats=self._sequence.counter.freeze(),

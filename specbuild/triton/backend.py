@@ -80,7 +80,6 @@ class Backend:
             exchange = Exchange(
                 Call((), SamplingParams()),
                 self._post,
-                self._tokenizer,
                 self._latencies,
                 sender=request.get_response_sender(),
                 request_id=request.request_id(),

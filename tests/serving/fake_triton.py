@@ -174,7 +174,7 @@ def delta(text: str, token: int, end: Completion | None = None) -> Delta:
 def completion(words: list[str]) -> Completion:
     tokens = tuple(range(len(words)))
     chances = tuple(Logprobs(token, -0.5, ()) for token in tokens)
-    return Completion("".join(words), tokens, "length", 7, chances, RequestCounter(len(words)).freeze())
+    return Completion("".join(words), tokens, "stop", words[-1], 7, chances, RequestCounter(len(words)).freeze())
 
 
 def stats(**counters: float) -> ServiceStats:

@@ -12,13 +12,8 @@ import pytest
 from fake_triton import FakeService, FakeTriton, Request, Response, TritonError, completion, delta, tensor
 
 from specbuild.errors import BundleError, BusyError, CancelledError, RequestError, SpecbuildError, TimedOutError, UsageError
-from specbuild.runtime.generator import Completion
-from specbuild.runtime.sampling import SamplingParams
 from specbuild.triton.backend import Backend, bundle_path, check_parameters
-from specbuild.triton.call import Call
-from specbuild.triton.exchange import Exchange
 from specbuild.triton.fields import BY_NAME
-from specbuild.triton.latencies import Latencies
 
 Make = Callable[..., Backend]
 
@@ -28,9 +23,6 @@ class Letters:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         return list(text.encode())
-
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        return bytes(tokens).decode()
 
 
 @pytest.fixture
@@ -64,12 +56,16 @@ def error(responses: list[Response]) -> tuple[int, str]:
 
 def test_streamed_and_whole(make: Make) -> None:
     backend = make(FakeService())
-    streamed, whole = request(text_input=["a b c"], streaming=True), request(text_input=["a b c"], return_finish_reason=True)
+    streamed, whole = (
+        request(text_input=["a b c"], streaming=True),
+        request(text_input=["a b c"], return_finish_reason=True, return_stop_reason=True),
+    )
     backend.execute([streamed, whole])
     assert texts(streamed.sender.wait()) == ["a", "b", "c"]
     assert texts(whole.sender.wait()) == ["abc"]
     assert whole.sender.responses[0].tensors["output_ids"].tolist() == [0, 1, 2]
-    assert whole.sender.responses[0].tensors["finish_reason"].tolist() == [b"length"]
+    assert whole.sender.responses[0].tensors["finish_reason"].tolist() == [b"stop"]
+    assert whole.sender.responses[0].tensors["stop_reason"].tolist() == [b"c"]
     assert (streamed.sender.finals, whole.sender.finals) == (1, 1)
 
 
@@ -215,26 +211,6 @@ def test_parameters_are_whole_numbers() -> None:
     assert check_parameters({"threads": "2", "remember": "0", "bundle": "x"}) == {"threads": 2, "remember": 0}
     with pytest.raises(UsageError, match=r"the parameter threads is '0', but must be a whole number, at least 1"):
         check_parameters({"threads": "0"})
-
-
-@pytest.mark.parametrize(
-    ("params", "output", "finish", "reason"),
-    [
-        (SamplingParams(stop_token_ids=[98]), "ab", "stop", 98),
-        (SamplingParams(stop=["zz", "b"]), "ab", "stop", "b"),
-        (SamplingParams(stop=["bc", "b"]), "abc", "stop", "b"),
-        (SamplingParams(), "ab", "stop", None),
-        (SamplingParams(stop=["b"]), "abc", "length", None),
-    ],
-)
-def test_stop_reason(params: SamplingParams, output: str, finish: Any, reason: str | int | None) -> None:
-    sent: list[Any] = []
-    outlet = type("Outlet", (), {"put": lambda self, exchange, message: sent.append(message)})()
-    exchange = Exchange(Call((), params), outlet, Letters(), Latencies())  # type: ignore[arg-type]
-    end = completion([])
-    whole = Completion("a", tuple(output.encode()), finish, end.seed, (), end.stats)
-    exchange.delta(delta("a", 97, whole))
-    assert sent[0].stop_reason == reason
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import subprocess
@@ -122,6 +123,20 @@ def test_logprobs_and_figures(url: str) -> None:
     assert len(answer.figures["per_step_accepted"]) == len(answer.figures["per_step_drafted"]) == answer.figures["num_spec_steps"]
     assert sum(answer.figures["per_step_drafted"]) == answer.figures["total_draft_tokens"]
     assert sum(answer.figures["per_step_accepted"]) == answer.figures["total_accepted_draft_tokens"]
+
+
+def test_what_ended_it(url: str, generator: Generator) -> None:
+    [plain] = generator.generate(["abc"], GREEDY)
+    stop, token = plain.text[5:8], plain.token_ids[5]
+    endings: list[tuple[dict[str, Any], tuple[str, str | None]]] = [
+        ({"stop": [stop]}, ("stop", stop)),
+        ({"stop_token_ids": [token]}, ("stop", str(token))),
+        ({}, ("stop", None)),
+        ({"max_tokens": 3}, ("length", None)),
+    ]
+    for ending, reason in endings:
+        answer = Client(url).generate("abc", dataclasses.replace(GREEDY, **ending))
+        assert (answer.finish_reason, answer.stop_reason) == reason
 
 
 @pytest.mark.parametrize(
