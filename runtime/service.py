@@ -12,7 +12,8 @@ from typing import Protocol, TypeVar
 
 from specbuild.errors import BusyError, CancelledError, SpecbuildError, TimedOutError
 
-from .generator import Answer, Delta, Generator, Prompt
+from .answer import Answer, Delta
+from .generator import Generator, Prompt
 from .request import Emission, Running
 from .sampling import SamplingParams
 
@@ -97,7 +98,7 @@ class Service:
         """
         now = monotonic()
         try:
-            sequence = self.generator.sequence(prompt, params, priority=priority)
+            sequence = self.generator.intake.sequence(prompt, params, priority=priority)
         except SpecbuildError:
             with self._changed:
                 self._counters["rejected"] += 1
