@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -114,7 +115,7 @@ def test_a_bad_request_among_good_ones(make: Make) -> None:
     make(service).execute([good[0], bad[0], good[1], bad[1], bad[2], good[2]])
     assert [texts(one.sender.wait()) for one in good] == [["ab"]] * 3
     assert [error(one.sender.wait())[0] for one in bad] == [TritonError.INVALID_ARG] * 3
-    assert len(service.seen) == 3
+    assert (len(service.seen), service.rejected) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,17 @@ def test_closing_ends_the_service_and_the_thread() -> None:
     service = FakeService()
     Backend(FakeTriton(), service, Letters(), 100, "specbuild").close()  # type: ignore[arg-type]
     assert service.closed
+
+
+def test_what_the_runtime_logs_is_in_tritons_log(make: Make) -> None:
+    pb, log = FakeTriton(), logging.getLogger("specbuild.runtime.service")
+    backend = make(FakeService(), pb)
+    log.info("nothing of note")
+    log.warning("none of %d", 3)
+    log.error("broken")
+    backend.close()
+    log.warning("nobody listens")
+    assert pb.Logger.lines == ["warning: none of 3", "error: broken"]
 
 
 def test_which_bundle(tmp_path: Any) -> None:
