@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from threading import Lock
 from types import MappingProxyType
 
 from specbuild.bundle import Bundle
@@ -39,6 +40,7 @@ class Proposers:
         """``given``: method → proposer, beside those of the bundle. ``remember``: see ``CachedModel``."""
         self._bundle, self._rows, self._threads, self._remember = bundle, rows, threads, remember
         self._made = dict(given)
+        self._making = Lock()
 
     def __getitem__(self, method: str) -> Proposer:
         """The proposer of ``method``.
@@ -50,7 +52,9 @@ class Proposers:
         if method not in self._made:
             if method not in METHODS:
                 raise RequestError(f"speculation method {method!r} is unknown.{close_match(method, ['off', *METHODS])}")
-            self._made[method] = METHODS[method](self._bundle, self._rows, self._threads, self._remember)
+            with self._making:  # requests come from any thread; a second proposer would not know the sequences of the first
+                if method not in self._made:
+                    self._made[method] = METHODS[method](self._bundle, self._rows, self._threads, self._remember)
         return self._made[method]
 
     def made(self) -> Mapping[str, Proposer]:
