@@ -68,7 +68,9 @@ METRICS = (
         f"By method: 1 while none of its last {SPELL} drafts had a token that was accepted, else 0.",
         lambda stats: [({"method": method}, value) for method, value in stats.zero_acceptance.items()],
     ),
-    _by_index("sequence_rounds", "draft_len", "Rounds of sequences, by how many tokens were drafted for them.", lambda stats: stats.draft_lens),
+    _by_index(
+        "sequence_rounds", "draft_len", "Rounds of sequences, by how many tokens were drafted for them.", lambda stats: stats.draft_lens
+    ),
     _sum("rounds", "Rounds."),
     _sum("queue_seconds", "Time that requests waited for a slot."),
     _sum("prefill_seconds", "Time in prefill, by request."),
