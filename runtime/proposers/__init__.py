@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from types import MappingProxyType
 
 from specbuild.bundle import Bundle
@@ -53,6 +54,7 @@ class Proposers:
         """``given``: method → proposer, beside those of the bundle."""
         self._bundle, self._means = bundle, means
         self._made = dict(given)
+        self._making = Lock()
 
     def __getitem__(self, method: str) -> Proposer:
         """The proposer of ``method``.
@@ -64,7 +66,9 @@ class Proposers:
         if method not in self._made:
             if method not in METHODS:
                 raise RequestError(f"speculation method {method!r} is unknown.{close_match(method, ['off', *METHODS])}")
-            self._made[method] = METHODS[method](self._bundle, self._means)
+            with self._making:  # requests come from any thread; a second proposer would not know the sequences of the first
+                if method not in self._made:
+                    self._made[method] = METHODS[method](self._bundle, self._means)
         return self._made[method]
 
     def made(self) -> Mapping[str, Proposer]:

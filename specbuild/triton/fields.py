@@ -7,7 +7,7 @@ is new, and the prompt is not repeated in the output unless ``sampling_param_exc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .kinds import FLAG, INTEGER, INTEGERS, JSON, LONG, NUMBER, NUMBERS, SEED, TEXT, TEXTS, Kind
@@ -93,21 +93,23 @@ OUTPUTS = (
         "stop_reason",
         TEXTS,
         "The stop string or token id that ended it; None where it was the model's end or the length.",
-        lambda reply: [str(reply.stop_reason)],
+        lambda reply: [str(reply.done.stop_reason)],
         asked_by="return_stop_reason",
     ),
     Output(
         "cumulative_logprob",
         NUMBERS,
-        "The sum of the tokens' log-probabilities, in nats.",
-        lambda reply: [sum(one.logprob for one in reply.done.logprobs)],
+        "The sum of the tokens' log-probabilities, in nats; streamed, of all so far.",
+        lambda reply: [reply.cumulative_logprob],
+        last=False,
         asked_by="return_cumulative_logprob",
     ),
     Output(
         "logprobs",
         JSON,
-        'A JSON array, one object a token: {"token", "logprob", "top": [[token, logprob], …]}.',
-        lambda reply: [{"token": one.token, "logprob": one.logprob, "top": one.top} for one in reply.done.logprobs],
+        'A JSON array, one object a token: {"token", "logprob", "top": [[token, logprob], …]}; streamed, of the new ones.',
+        lambda reply: [asdict(one) for one in reply.logprobs],
+        last=False,
         asked_by="sampling_param_logprobs",
     ),
     _figure("acceptance_rate", NUMBER, "Accepted / drafted tokens.", lambda reply: reply.done.stats.draft_acceptance_rate),
@@ -116,6 +118,7 @@ OUTPUTS = (
     _figure("mean_acceptance_length", NUMBER, "Tokens a round.", lambda reply: reply.done.stats.mean_acceptance_length),
     _figure("num_spec_steps", INTEGER, "Rounds.", lambda reply: reply.done.stats.num_spec_steps),
     _figure("per_step_accepted", INTEGERS, "Accepted draft tokens of each round.", lambda reply: reply.accepted),
+    _figure("per_step_drafted", INTEGERS, "Draft tokens of each round.", lambda reply: reply.drafted),
     _figure("acceptance_histogram", INTEGERS, "At n: rounds that accepted n draft tokens.", lambda reply: reply.histogram),
     _figure("acceptance_by_position", NUMBERS, "At i: accepted / reached there.", lambda reply: reply.done.stats.acceptance_by_position),
     _figure("prompt_tokens", INTEGER, "Tokens of the prompt.", lambda reply: reply.done.stats.prompt_tokens),

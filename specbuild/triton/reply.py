@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbuild.runtime.generator import Completion
+from specbuild.runtime.logprobs import Logprobs
 
 
 @dataclass(frozen=True)
@@ -13,10 +14,15 @@ class Reply:
 
     text: str
     tokens: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each of ``tokens``, where they were asked for."""
+    cumulative_logprob: float = 0.0
+    """Of all tokens so far, in nats."""
     accepted: tuple[int, ...] = ()
     """Of every round so far, its accepted draft tokens."""
+    drafted: tuple[int, ...] = ()
+    """Of every round so far, the tokens of its draft."""
     completion: Completion | None = None
-    stop_reason: str | int | None = None
     arrived: int = 0
     first: int = 0
     last: int = 0

@@ -27,6 +27,8 @@ class Chunk:
 
     text: str
     tokens: tuple[int, ...]
+    logprobs: tuple[Mapping[str, Any], ...] = ()
+    """Where they were asked for: of each of ``tokens`` {token, logprob, top}."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Answer:
     tokens: tuple[int, ...]
     finish_reason: str
     stop_reason: str | None
-    logprobs: list[dict[str, Any]] | None = None
-    """Where they were asked for: of each token {token, logprob, top}."""
+    logprobs: tuple[Mapping[str, Any], ...] = ()
+    """As a chunk's, of all tokens."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """By the names of the response's tensors, such as ``mean_acceptance_length``."""
 
@@ -100,7 +102,7 @@ class Gatherer:
         """What this response added."""
         values = {output.name: array for output in OUTPUTS if (array := result.as_numpy(output.name)) is not None}
         read = {output.name: output.kind.read(output.name, values[output.name]) for output in OUTPUTS if output.name in values}
-        chunk = Chunk(read.pop("text_output")[0], tuple(read.pop("output_ids")))
+        chunk = Chunk(read.pop("text_output")[0], tuple(read.pop("output_ids")), tuple(read.pop("logprobs", ())))
         self._chunks.append(chunk)
         self._rest |= read
         return chunk
@@ -119,6 +121,6 @@ class Gatherer:
             tokens=tuple(token for chunk in self._chunks for token in chunk.tokens),
             finish_reason=finish,
             stop_reason=None if stop == "None" else stop,
-            logprobs=rest.pop("logprobs", None),
+            logprobs=tuple(one for chunk in self._chunks for one in chunk.logprobs),
             figures=rest,
         )

@@ -11,11 +11,11 @@ from specbuild.runtime.generator import Completion, Delta
 from specbuild.runtime.stats import RequestCounter
 from specbuild.runtime.tokenizer import Tokenizer
 
-DONE = Completion("", (), "stop", 0, (), RequestCounter(1).freeze())
+DONE = Completion("", (), "stop", None, 0, (), RequestCounter(1).freeze())
 
 
 def delta(index: int, text: str, tokens: tuple[int, ...] = (), accepted: int = 0, *, last: bool = False) -> Delta:
-    return Delta(index, text, tokens, accepted, DONE if last else None)
+    return Delta(index, text, tokens, accepted, len(tokens), (), DONE if last else None)
 
 
 def test_answers_come_in_the_order_of_the_prompts_and_each_as_early_as_may_be() -> None:

@@ -111,17 +111,22 @@ def test_a_stream_adds_up_to_its_answer(toys: Toys, method: str) -> None:
     options: dict[str, Any] = {**LONG, "logprobs": 1, "stop": ["%"], "speculation": method}
     prompts = [[1, 2, 3, 1, 2], [4], [5, 6], [7] * 9, [8, 9, 8], [1]]
     texts, tokens = [""] * 6, [()] * 6
-    accepted = [0] * 6
+    accepted, drafted, chances = [0] * 6, [0] * 6, [()] * 6
     generator = toys.generator(batch=2)
     for delta in generator.stream(prompts, SamplingParams(**options)):
         texts[delta.index] += delta.text
         tokens[delta.index] += delta.tokens
         accepted[delta.index] += delta.accepted
+        drafted[delta.index] += delta.drafted
+        chances[delta.index] += delta.logprobs
+        assert [one.token for one in delta.logprobs] == list(delta.tokens)
         assert "%" not in texts[delta.index]
         if delta.completion is not None:
             assert delta.completion.text == texts[delta.index]
             assert delta.completion.token_ids == tokens[delta.index]
+            assert delta.completion.logprobs == chances[delta.index]
             assert delta.completion.stats.num_accepted_tokens == accepted[delta.index]
+            assert delta.completion.stats.num_draft_tokens == drafted[delta.index]
             assert delta.completion.stats.emitted_tokens == len(tokens[delta.index])
     for prompt, seen in zip(prompts, tokens, strict=True):
         assert seen == plainly(toys.target, generator, prompt, SamplingParams(**{**options, "logprobs": None})).tokens

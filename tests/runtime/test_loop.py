@@ -100,7 +100,7 @@ def assert_idle(generator: Generator) -> None:
 def assert_plain(completion: Completion, plain: Plain) -> None:
     assert completion.token_ids == plain.tokens
     assert completion.text == plain.text
-    assert completion.finish_reason == plain.finish_reason
+    assert (completion.finish_reason, completion.stop_reason) == (plain.finish_reason, plain.stop_reason)
     if completion.logprobs:
         assert [entry.token for entry in completion.logprobs] == list(plain.tokens)
         for entry, row in zip(completion.logprobs, plain.rows, strict=True):

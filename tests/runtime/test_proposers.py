@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -189,6 +192,22 @@ def test_a_sequence_that_never_came_may_leave(toys: Toys) -> None:
     engine = ToyEngine(MODEL, toy_entry("draft", MODEL))
     for proposer in (NgramProposer(1, 3), ReplayProposer({}), DraftModelProposer(CachedModel(engine, 1))):
         proposer.retire(running(toys, [1]))
+
+
+def test_a_method_asked_for_by_two_threads_is_made_once(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would know nothing of the sequences that the first has taken in."""
+    both, bundle = Barrier(2), toys.generator().bundle
+
+    def slow(*_: Any) -> ReplayProposer:
+        with suppress(BrokenBarrierError):  # where both are in here at once, both go on
+            both.wait(0.2)
+        return ReplayProposer({})
+
+    monkeypatch.setattr("specbuild.runtime.proposers.METHODS", {"slow": slow})
+    proposers = Proposers(bundle, Means(2), {})
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(proposers.__getitem__, ["slow", "slow"])
+    assert one is other is proposers["slow"]
 
 
 def test_methods_are_known_by_name(toys: Toys) -> None:

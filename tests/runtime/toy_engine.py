@@ -257,6 +257,7 @@ class Plain:
     tokens: tuple[int, ...]
     text: str
     finish_reason: str
+    stop_reason: str | int | None
     rows: tuple[NDArray[np.float32], ...]
     """Logits that each token was chosen from."""
 
@@ -272,10 +273,12 @@ def plainly(model: ToyModel, generator: Generator, prompt: Sequence[int], params
         context.push(token)
         output = context.tokens[len(prompt) :]
         if token in (*eos, *params.stop_token_ids):
-            return Plain(tuple(output), generator.tokenizer.decode(output[:-1]), "stop", tuple(rows))
+            reason = token if token in params.stop_token_ids else None
+            return Plain(tuple(output), generator.tokenizer.decode(output[:-1]), "stop", reason, tuple(rows))
         text = generator.tokenizer.decode(output)
-        found = [text.index(stop) for stop in params.stop if stop in text]
+        found = [(text.index(stop), stop) for stop in params.stop if stop in text]
         if found:
-            return Plain(tuple(output), text[: min(found)], "stop", tuple(rows))
+            place, stop = min(found)
+            return Plain(tuple(output), text[:place], "stop", stop, tuple(rows))
         if len(output) == params.max_tokens:
-            return Plain(tuple(output), text, "length", tuple(rows))
+            return Plain(tuple(output), text, "length", None, tuple(rows))
