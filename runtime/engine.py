@@ -45,8 +45,8 @@ class KvStorage(Protocol):
         """
         ...
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of one row over another."""
+    def copy_row(self, source: KvStorage, row: int, target: int, length: int) -> None:
+        """Write the first ``length`` positions of a row of ``source``, this storage or one like it, over the row ``target``."""
         ...
 
     def save(self, row: int, length: int) -> Any:
@@ -59,6 +59,10 @@ class KvStorage(Protocol):
 
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
         """Gather the positions ``sources`` (ascending, each ≥ its target) of a row to ``start, start + 1, …``."""
+        ...
+
+    def touch(self) -> None:
+        """Take all the memory from the system now, rather than when a pass first writes there."""
         ...
 
 

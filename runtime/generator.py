@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-import secrets
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,57 +12,23 @@ from specbuild.bundle import Bundle
 from specbuild.errors import CancelledError, RequestError, close_match
 
 from .acceptance import RULES
+from .answer import Answer, Completion, Delta
 from .draft_length import DraftLength
 from .engines import load
-from .logprobs import Logprobs
+from .intake import Intake, Prompt
 from .loop import Loop
 from .model import CachedModel
-from .pace import Pace
-from .proposers import Proposers
+from .pace import STRETCH, Pace
+from .proposers import Means, Proposers
 from .proposers.base import Proposer
-from .request import Emission, FinishReason, Request, Running
-from .sampling import SEED_BITS, SamplingParams
+from .request import Emission, Running
+from .sampling import SamplingParams
 from .scheduler import Scheduler
-from .stats import RequestStats
 from .step_times import StepTimes
 from .tokenizer import Tokenizer
 from .verifier import Verifier
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Plain text, token ids, or chat messages."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One finished answer."""
-
-    text: str
-    """Without the stop string or the end-of-sequence token that ended it."""
-    token_ids: tuple[int, ...]
-    """All that was emitted, the token that ended it included."""
-    finish_reason: FinishReason
-    seed: int
-    logprobs: tuple[Logprobs, ...]
-    """One a token, where the request asked for them."""
-    stats: RequestStats
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What one round added to one answer."""
-
-    index: int
-    """Of the prompt."""
-    text: str
-    tokens: tuple[int, ...]
-    accepted: int
-    """How many of ``tokens`` were drafted; they come first."""
-    drafted: int
-    """Tokens of the round's draft."""
-    logprobs: tuple[Logprobs, ...]
-    """One for each of ``tokens``, where the request asked for them."""
-    completion: Completion | None
-    """The whole answer, with the last delta."""
+__all__ = ["Completion", "Delta", "Generator", "Prompt"]
 
 
 class Generator:
@@ -87,10 +49,9 @@ class Generator:
         request leaves open are chosen by measured cost. ``remember``: tokens of past texts whose keys and values are kept.
         ``proposers``: method → proposer, beside those of the bundle."""
         self.bundle = bundle
-        self._recipe = bundle.manifest.recipe
-        self._rule = verification or self._recipe.speculation.verification
-        if self._rule not in RULES:
-            raise RequestError(f"verification {self._rule!r} is unknown.{close_match(self._rule, RULES)}")
+        rule = verification or bundle.manifest.recipe.speculation.verification
+        if rule not in RULES:
+            raise RequestError(f"verification {rule!r} is unknown.{close_match(rule, RULES)}")
         entry = bundle.engine("target")
         self.rows = entry.max_batch_size if batch is None else batch
         if not 1 <= self.rows <= entry.max_batch_size:
@@ -98,11 +59,11 @@ class Generator:
         self.entry = entry
         self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
         # Not by way of this generator: a circle of references would keep its memory until a collection.
-        self._proposers = Proposers(bundle, self.rows, threads, proposers or {}, remember)
-        target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember)
+        self._proposers = Proposers(bundle, Means(self.rows, threads, remember, interactive), proposers or {})
+        self.intake = Intake(bundle.manifest, entry, self.tokenizer, self._proposers, rule)
+        target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember, resident=interactive)
         scheduler = Scheduler(self.rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
-        self.loop = Loop(scheduler, Verifier(target), self._proposers, Pace(1.0 if interactive else None))
-        self._ids = count()
+        self.loop = Loop(scheduler, Verifier(target), self._proposers, Pace(STRETCH if interactive else None))
         self._inboxes: dict[Hashable, deque[Emission]] = {}
         """Of each sequence that some stream still waits for: streams taken in turns share their rounds."""
 
@@ -163,7 +124,7 @@ class Generator:
             raise RequestError(f"params is {params!r:.60}, but must be SamplingParams, or a list of them")
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one for each")
-        sequences = [self.sequence(prompt, param) for prompt, param in zip(prompts, each, strict=True)]
+        sequences = [self.intake.sequence(prompt, param) for prompt, param in zip(prompts, each, strict=True)]
         return self._stream(sequences)
 
     def _stream(self, sequences: Sequence[Running]) -> Iterator[Delta]:
@@ -201,64 +162,9 @@ class Generator:
             self._inboxes.clear()
             raise
 
-    def sequence(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> Running:
-        """A request that the loop takes, checked whole.
-
-        Raises:
-            RequestError: the prompt or a parameter is outside what the bundle allows.
-        """
-        tokens = self.encode(prompt)
-        vocabulary = self.bundle.manifest.vocabulary
-        params.check(vocabulary.size)
-        # Found out in the middle of a round, it would end everybody's.
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else vocabulary.eos_token_ids)} if params.min_tokens else set()
-        if len(ends | {word[-1] for word in params.bad_words}) >= vocabulary.size:
-            raise RequestError("bad_words and min_tokens together can forbid every token; allow at least one")
-        limit = self.entry.max_seq_len
-        if not tokens:
-            raise RequestError("the prompt has no tokens; give at least one")
-        unknown = next((token for token in tokens if not 0 <= token < vocabulary.size), None)
-        if unknown is not None:
-            raise RequestError(f"the prompt has token id {unknown}, but the vocabulary ends at {vocabulary.size - 1}")
-        if len(tokens) >= limit:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, but a sequence holds {limit} with its output; "
-                "shorten it or build with a larger target.max_seq_len"
-            )
-        if len(tokens) + params.max_tokens > limit:
-            raise RequestError(
-                f"a prompt of {len(tokens)} tokens and max_tokens {params.max_tokens} exceed the {limit} that a sequence holds; "
-                f"lower max_tokens to {limit - len(tokens)} or build with a larger target.max_seq_len"
-            )
-        speculation = self._recipe.speculation
-        method = params.speculation or speculation.method
-        draft_len = params.draft_len or speculation.draft_len
-        if draft_len > self.entry.max_step - 1:
-            raise RequestError(
-                f"draft_len is {draft_len}, but the engine verifies at most {self.entry.max_step - 1}; "
-                "raise speculation.max_draft_len and build again"
-            )
-        if method != "off":
-            self._proposers[method]  # made now: a refusal comes before anything runs
-        seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
-        fixed = params.draft_len is not None
-        request = Request(next(self._ids), tuple(tokens), params, seed, method, draft_len, draft_len_fixed=fixed, priority=priority)
-        return Running(request, self._rule, self.tokenizer, vocabulary.size, vocabulary.eos_token_ids)
-
     def encode(self, prompt: Prompt) -> list[int]:
-        """Tokens of a prompt, whichever of its three forms it has.
-
-        Raises:
-            RequestError: it has none of them, or the checkpoint's template refuses its messages.
-        """
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        try:
-            if len(prompt) and isinstance(prompt[0], Mapping):
-                return self.tokenizer.chat(prompt)  # type: ignore[arg-type]  # one mapping, all mappings
-            return [operator.index(token) for token in prompt]  # type: ignore[arg-type]  # an array's elements are not int
-        except (TypeError, LookupError) as error:
-            raise RequestError(f"a prompt is {prompt!r:.60}, but must be text, a list of token ids or a list of messages") from error
+        """See ``Intake.encode``."""
+        return self.intake.encode(prompt)
 
     def _draft_length(self) -> DraftLength | None:
         """Chosen by what was measured when the bundle was built; None where nothing was."""
@@ -267,28 +173,3 @@ class Generator:
         roles = {engine.role: engine.probe for engine in self.bundle.manifest.engines if engine.probe is not None}
         times = {"draft_model": StepTimes(roles["draft"].step_costs)} if "draft" in roles else {}
         return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)
-
-
-class Answer:
-    """Gathers the emissions of one sequence."""
-
-    def __init__(self, sequence: Running) -> None:
-        self._sequence = sequence
-        self._texts: list[str] = []
-        self._logprobs: list[Logprobs] = []
-
-    def take(self, index: int, emission: Emission) -> Delta:
-        """The delta of ``emission``; with the last one comes the completion."""
-        self._texts.append(emission.text)
-        self._logprobs += emission.logprobs
-        completion = None
-        if emission.finish_reason is not None:
-            completion = Completion(
-                text="".join(self._texts),
-                token_ids=tuple(self._sequence.output),
-                finish_reason=emission.finish_reason,
-                seed=self._sequence.request.seed,
-                logprobs=tuple(self._logprobs),
-                stats=self._sequence.counter.freeze(),
-            )
-        return Delta(index, emission.text, emission.tokens, emission.accepted, emission.drafted, emission.logprobs, completion)

@@ -67,6 +67,19 @@ class KvCache:
         self._lengths[self.live - 1] = 0
         return self.live - 1
 
+    def adopt(self, owner: Hashable, other: KvCache, *, at_least: int = 0) -> None:
+        """Take ``owner``'s row over from another cache of the same engine; the view becomes ``at_least`` so long.
+
+        Raises:
+            CapacityError: every row is held.
+        """
+        length = other.length(owner)
+        row = self.reserve(owner)
+        self.make_room(length, owner=owner, at_least=at_least)
+        self.storage.copy_row(other.storage, other.row(owner), row, length)
+        self._lengths[row] = length
+        other.release(owner)
+
     def make_room(self, step: int, *, owner: Hashable | None = None, at_least: int = 0) -> int:
         """Make the view long enough for ``step`` new positions on every held row, or on ``owner``'s, and ``at_least``; returns the view.
 
@@ -114,7 +127,7 @@ class KvCache:
         owners.pop()
         lengths[last] = 0
         if row != last:
-            self.storage.move_row(last, row, int(self._lengths[last]))
+            self.storage.copy_row(self.storage, last, row, int(self._lengths[last]))
         # Together, when the row has moved: an interruption before finds everything as it was.
         self._owners, self._lengths = owners, lengths
 

@@ -29,7 +29,6 @@ class Loop:
 
     def round(self) -> list[Emission]:
         """One emission for each running sequence, none when there is none; those that ended leave."""
-        self._admit()
         self._read()
         plan = self.scheduler.plan()
         if not plan.sequences:
@@ -54,34 +53,35 @@ class Loop:
             self._release(sequence)
         self.scheduler.forget(owner)
 
-    def _admit(self) -> None:
-        for sequence in self.scheduler.admit():
+    def _read(self) -> None:
+        """Read prompts, one after the other, as far as the pace allows between two rounds."""
+        left = self._pace.tokens(decoding=bool(self.scheduler.running))
+        while left > 0 and (sequence := self.scheduler.reading or self._admit()) is not None:
+            left -= self._read_piece(sequence, left)
+
+    def _admit(self) -> Running | None:
+        sequence = self.scheduler.admit()
+        if sequence is not None:
             self._admitted[sequence.id] = perf_counter()
             sequence.counter.reused_tokens = self.verifier.admit(sequence)
             if sequence.request.method != "off":
                 self._proposers[sequence.request.method].admit(sequence)
+        return sequence
 
-    def _read(self) -> None:
-        """Read prompts, the first admitted first: one piece between two rounds, or all of all where nobody minds."""
-        started = []
-        for sequence in self.scheduler.reading:
-            limit = self._pace.piece(decoding=bool(self.scheduler.running))
-            unread = self.verifier.unread(sequence)
-            began = perf_counter()
-            self.verifier.read(sequence, unread if limit is None else min(limit, unread))
-            left = self.verifier.unread(sequence)
-            if sequence.request.method != "off":
-                self._proposers[sequence.request.method].read(sequence, len(sequence.tokens) - 1 - left)
-            if unread > left:
-                self._pace.reading_took(unread - left, perf_counter() - began)
-            if not left:
-                self.scheduler.start(sequence)
-                sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
-                started.append(sequence)
-            if limit is not None:
-                break
-        for sequence in started:
+    def _read_piece(self, sequence: Running, limit: int) -> int:
+        """Read at most ``limit`` tokens of a prompt; returns how many. When it has been read its sequence joins those that run."""
+        began, unread = perf_counter(), self.verifier.unread(sequence)
+        piece = min(limit, unread)
+        self.verifier.read(sequence, piece)
+        if sequence.request.method != "off":
+            self._proposers[sequence.request.method].read(sequence, len(sequence.tokens) - 1 - unread + piece)
+        if piece:
+            self._pace.reading_took(piece, perf_counter() - began)
+        if piece == unread:
+            self.scheduler.start()
             self._began[sequence.id] = self._now(sequence)
+            sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
+        return piece
 
     def _propose(self, plan: Plan) -> list[Draft]:
         """Each method's sequences go to its proposer together; the drafts come back in the plan's order."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .engine import Engine, Step
 from .kv import KvCache
-from .prefixes import Prefixes
+from .prefixes import Prefixes, common
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,23 @@ class Feed:
 
 
 class CachedModel:
-    """One engine and the ``KvCache`` that its passes write. ``seconds`` is the time spent in passes so far."""
+    """One engine and the caches that its passes write. ``seconds`` is the time spent in passes so far.
 
-    def __init__(self, engine: Engine, rows: int, *, padded: bool = True, remember: int = 0) -> None:
-        """``remember``: tokens of past texts whose keys and values are kept for prompts that begin like them."""
+    A prompt is read in a cache of its own, one at a time, and joins the rows that decode when it has been read: until then it
+    pads nobody's pass and lengthens nobody's view.
+    """
+
+    def __init__(self, engine: Engine, rows: int, *, padded: bool = True, remember: int = 0, resident: bool = False) -> None:
+        """``remember``: tokens of past texts whose keys and values are kept; where it is not 0, prompts that begin like them, or
+        like one that decodes, are not read again. ``resident``: take the caches' memory now rather than as it is written."""
         self.engine = engine
         self.cache = KvCache(engine.new_storage(rows), engine.entry)
+        """Of those that decode: rows of one batched pass."""
+        self.reading = KvCache(engine.new_storage(1), engine.entry)
+        """Of the one whose prompt is being read."""
+        if resident:
+            self.cache.storage.touch()
+            self.reading.storage.touch()
         self.seconds = 0.0
         probe = engine.entry.probe
         # Where the bits of a row depend on the number of new tokens, every pass that decodes has the same number,
@@ -41,21 +52,37 @@ class CachedModel:
         # A remembered text was read and written in passes of any shape: it is as good as a new one only where bits are invariant.
         invariant = probe is not None and probe.step_invariant and probe.batch_invariant and probe.view_invariant
         self.prefixes = Prefixes(remember if invariant else 0)
+        self._prompts: dict[Hashable, NDArray[np.int64]] = {}
+        """Of those that decode: what their rows begin with."""
 
-    def recall(self, owner: Hashable, tokens: Sequence[int]) -> int:
-        """Fill ``owner``'s empty row with what is remembered of the beginning of ``tokens``; returns how many that are."""
-        saved, shared = self.prefixes.find(tokens)
-        if shared:
-            self.cache.make_room(shared, owner=owner, at_least=self._fixed_view)
-            self.cache.storage.restore(self.cache.row(owner), saved, shared)
-            self.cache.commit(owner, np.arange(shared))
-        return shared
+    @property
+    def owners(self) -> tuple[Hashable, ...]:
+        """Who holds a row, the one whose prompt is being read last."""
+        return (*self.cache.owners, *self.reading.owners)
 
-    def remember(self, owner: Hashable, tokens: Sequence[int]) -> None:
-        """Keep the keys and values of ``tokens``, which ``owner``'s row begins with."""
-        assert len(tokens) <= self.cache.length(owner), "not all of that has been read"
-        if self.prefixes.worth(len(tokens)) and not self.prefixes.knows(tokens):
-            self.prefixes.put(tokens, self.cache.storage.save(self.cache.row(owner), len(tokens)))
+    def length(self, owner: Hashable) -> int:
+        """Valid positions of ``owner``'s row."""
+        return self._home(owner).length(owner)
+
+    def begin(self, owner: Hashable, prompt: Sequence[int]) -> int:
+        """Take up a prompt; returns how many of its first tokens need not be read, because a text that is known begins with them.
+
+        Raises:
+            CapacityError: another prompt is being read.
+        """
+        self.reading.reserve(owner)
+        wanted = np.array(prompt, np.int64)
+        saved, shared = self.prefixes.find(wanted)
+        neighbour, alike = max(((other, common(text, wanted)) for other, text in self._prompts.items()), key=_second, default=(None, 0))
+        known = max(shared, alike) if self.prefixes.worth(max(shared, alike)) else 0
+        if known:
+            self.reading.make_room(known, at_least=self._fixed_view)
+            if alike >= shared:
+                self.reading.storage.copy_row(self.cache.storage, self.cache.row(neighbour), 0, known)
+            else:
+                self.reading.storage.restore(0, saved, known)
+            self.reading.commit(owner, np.arange(known))
+        return known
 
     def prefill(self, owner: Hashable, tokens: Sequence[int]) -> None:
         """Append ``tokens`` to ``owner``'s row, in pieces that the engine takes; they become valid at once.
@@ -63,16 +90,41 @@ class CachedModel:
         Raises:
             CapacityError: they do not fit.
         """
-        piece = self.engine.entry.max_prefill
+        cache, piece = self._home(owner), self.engine.entry.max_prefill
         for start in range(0, len(tokens), piece):
             part = tuple(tokens[start : start + piece])
-            row = self.cache.row(owner)
-            view = self.cache.make_room(len(part), owner=owner, at_least=self._fixed_view)
-            self._forward(self._step({row: Feed(part)}, range(row, row + 1), len(part), view), row)
-            self.cache.commit(owner, np.arange(len(part)))
+            row = cache.row(owner)
+            # A prompt's view grows by fractions of itself: growing copies all of it, and attention reads all of it.
+            ahead = min(cache.length(owner) * 5 // 4, self.engine.entry.capacity) if cache is self.reading else 0
+            view = cache.make_room(len(part), owner=owner, at_least=max(ahead, self._fixed_view))
+            self._forward(cache, self._step(cache, {row: Feed(part)}, range(row, row + 1), len(part), view), row)
+            cache.commit(owner, np.arange(len(part)))
+
+    def start(self, owner: Hashable, prompt: Sequence[int]) -> None:
+        """The prompt has been read: its row joins those that decode."""
+        assert self.reading.length(owner) == len(prompt), "not all of it has been read"
+        self.cache.adopt(owner, self.reading, at_least=max(len(prompt) + self.engine.entry.max_step, self._fixed_view))
+        self._prompts[owner] = np.array(prompt, np.int64)
+
+    def release(self, owner: Hashable, text: Sequence[int] = ()) -> None:
+        """Take ``owner``'s row back if it holds one. ``text``, which its row begins with, is remembered."""
+        if owner in self.cache.owners and self.prefixes.worth(len(text)) and not self.prefixes.knows(text):
+            assert len(text) <= self.cache.length(owner), "not all of that is in the row"
+            self.prefixes.put(text, self.cache.storage.save(self.cache.row(owner), len(text)))
+        self._prompts.pop(owner, None)
+        for cache in (self.cache, self.reading):
+            if owner in cache.owners:
+                cache.release(owner)
+
+    def check(self) -> None:
+        """Assert that rows are conserved and that nobody has two."""
+        self.cache.check()
+        self.reading.check()
+        assert len(set(self.owners)) == len(self.owners), "somebody holds two rows"
+        assert set(self._prompts) <= set(self.cache.owners), "a prompt is known of somebody who holds no row"
 
     def feed(self, feeds: Mapping[Hashable, Feed], *, view: int = 0) -> dict[Hashable, NDArray[np.float32]]:
-        """One pass over every held row: logits [wanted, V] of each owner in ``feeds``; nothing becomes valid.
+        """One pass over every row that decodes: logits [wanted, V] of each owner in ``feeds``; nothing becomes valid.
 
         Owners without a feed are padding. The arrays are views that the next pass overwrites. ``view`` asks for a
         cache view of at least so many positions.
@@ -84,18 +136,21 @@ class CachedModel:
         assert width <= self.engine.entry.max_step, f"{width} new tokens, the engine takes {self.engine.entry.max_step} a pass"
         view = self.cache.make_room(width, at_least=max(view, self._fixed_view))
         rows = {self.cache.row(owner): feed for owner, feed in feeds.items()}
-        logits = self._forward(self._step(rows, range(self.cache.live), width, view), 0)
+        logits = self._forward(self.cache, self._step(self.cache, rows, range(self.cache.live), width, view), 0)
         return {owner: logits[self.cache.row(owner), : len(feed.wanted)] for owner, feed in feeds.items()}
 
-    def _forward(self, step: Step, first_row: int) -> NDArray[np.float32]:
+    def _home(self, owner: Hashable) -> KvCache:
+        return self.reading if owner in self.reading.owners else self.cache
+
+    def _forward(self, cache: KvCache, step: Step, first_row: int) -> NDArray[np.float32]:
         began = perf_counter()
-        logits = self.engine.forward(step, self.cache.storage, first_row)
+        logits = self.engine.forward(step, cache.storage, first_row)
         self.seconds += perf_counter() - began
         return logits
 
-    def _step(self, feeds: Mapping[int, Feed], rows: range, width: int, view: int) -> Step:
+    def _step(self, cache: KvCache, feeds: Mapping[int, Feed], rows: range, width: int, view: int) -> Step:
         batch, wanted = len(rows), max(1, *(len(feed.wanted) for feed in feeds.values()), 1)
-        lengths = self.cache.lengths
+        lengths = cache.lengths
         step = Step(
             input_ids=np.zeros((batch, width), np.int64),
             position_ids=np.zeros((batch, width), np.int64),
@@ -119,6 +174,10 @@ class CachedModel:
             step.attention_mask[index, 0, :count] = mask
             step.logit_rows[index, : len(feed.wanted)] = feed.wanted
         return step
+
+
+def _second(pair: tuple[Hashable, int]) -> int:
+    return pair[1]
 
 
 def _chain(start: int, count: int, view: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -45,10 +45,10 @@ class Prefixes:
         """Whether a text of ``length`` tokens is remembered at all."""
         return SHORTEST <= length <= self._budget
 
-    def find(self, tokens: Sequence[int]) -> tuple[Any, int]:
+    def find(self, tokens: Sequence[int] | NDArray[np.int64]) -> tuple[Any, int]:
         """(what was saved of the text that begins most like ``tokens``, how many tokens they share); (None, 0) when too few."""
         wanted = np.array(tokens, np.int64)
-        best, shared = max(((number, _common(text.tokens, wanted)) for number, text in self._texts.items()), key=_second, default=(0, 0))
+        best, shared = max(((number, common(text.tokens, wanted)) for number, text in self._texts.items()), key=_second, default=(0, 0))
         if shared < SHORTEST:
             return None, 0
         self._texts.move_to_end(best)
@@ -57,12 +57,12 @@ class Prefixes:
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether a text begins with all of ``tokens``."""
         wanted = np.array(tokens, np.int64)
-        return any(_common(text.tokens, wanted) == len(wanted) for text in self._texts.values())
+        return any(common(text.tokens, wanted) == len(wanted) for text in self._texts.values())
 
     def put(self, tokens: Sequence[int], saved: Any) -> None:
         """Remember ``tokens``; texts that they begin with are forgotten, being part of them."""
         new = np.array(tokens, np.int64)
-        for number in [n for n, text in self._texts.items() if _common(text.tokens, new) == len(text.tokens)]:
+        for number in [n for n, text in self._texts.items() if common(text.tokens, new) == len(text.tokens)]:
             self._forget(number)
         self._texts[next(self._numbers)] = _Text(new, saved)
         self._held += len(new)
@@ -73,7 +73,8 @@ class Prefixes:
         self._held -= len(self._texts.pop(number).tokens)
 
 
-def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+def common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """How many first tokens two texts share."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     return int(differ.argmax()) if differ.any() else length

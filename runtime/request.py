@@ -67,6 +67,8 @@ class Running:
         self.rule: Rule = RULES[rule]
         self.counter = RequestCounter(len(request.prompt))
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        """The stop string or the stop token's id that ended it; None: the model's own end, or the length."""
         self._detokenizer = Detokenizer(tokenizer, request.prompt)
         self._stops = StopFilter(request.params.stop)
         eos = () if request.params.ignore_eos else tuple(eos_token_ids)
@@ -122,13 +124,14 @@ class Running:
         )
 
     def _append(self, token: int) -> str:
-        """The text that ``token`` makes certain; sets ``finish_reason`` when it is the last."""
+        """The text that ``token`` makes certain; sets ``finish_reason`` and ``stop_reason`` when it is the last."""
         self.context.push(token)
         if token in self._ends:
             self.finish_reason = "stop"
+            self.stop_reason = token if token in self.request.params.stop_token_ids else None
             return self._rest("")
-        text, stop = self._stops.push(self._detokenizer.push(token))
-        if stop is not None:
+        text, self.stop_reason = self._stops.push(self._detokenizer.push(token))
+        if self.stop_reason is not None:
             self.finish_reason = "stop"
         elif self.wanted == 0:
             self.finish_reason = "length"

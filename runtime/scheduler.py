@@ -20,20 +20,20 @@ class Plan:
 
 
 class Scheduler:
-    """Sequences wait, then are read, then run. By priority, then first come, first served; at most ``rows`` are read or run."""
+    """Sequences wait, then are read, one at a time, then run. By priority, then first come, first served; at most ``rows`` run."""
 
     def __init__(self, rows: int, max_seq_len: int, max_draft_len: int, draft_length: DraftLength | None = None) -> None:
         """``draft_length`` chooses for those that leave it open; None: they get the recipe's."""
         self._rows, self._max_seq_len, self._max_draft_len = rows, max_seq_len, max_draft_len
         self._draft_length = draft_length
         self._waiting: list[Running] = []
-        self._reading: list[Running] = []
+        self._reading: Running | None = None
         self._running: list[Running] = []
 
     @property
     def idle(self) -> bool:
         """Nothing runs, is read or waits."""
-        return not self._waiting and not self._reading and not self._running
+        return not self._waiting and self._reading is None and not self._running
 
     @property
     def waiting(self) -> int:
@@ -41,9 +41,9 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def reading(self) -> tuple[Running, ...]:
-        """Those whose prompt is being read, the first admitted first."""
-        return tuple(self._reading)
+    def reading(self) -> Running | None:
+        """The one whose prompt is being read."""
+        return self._reading
 
     @property
     def running(self) -> tuple[Running, ...]:
@@ -54,17 +54,23 @@ class Scheduler:
         """Put ``sequence`` into the queue, behind all of its priority."""
         insort(self._waiting, sequence, key=lambda other: other.request.priority)
 
-    def admit(self) -> list[Running]:
-        """Move sequences from the queue to the free rows, to be read; returns those."""
-        free = self._rows - len(self._reading) - len(self._running)
-        admitted, self._waiting = self._waiting[:free], self._waiting[free:]
-        self._reading += admitted
-        return admitted
+    @property
+    def held(self) -> tuple[Running, ...]:
+        """Those that hold resources."""
+        return (*self._running, *([] if self._reading is None else [self._reading]))
 
-    def start(self, sequence: Running) -> None:
-        """The prompt of ``sequence`` is read: it takes part in rounds."""
-        self._reading.remove(sequence)
-        self._running.append(sequence)
+    def admit(self) -> Running | None:
+        """Take the next sequence from the queue, to be read; None when none waits or no row will be free for it."""
+        assert self._reading is None, "one at a time"
+        if self._waiting and len(self._running) < self._rows:
+            self._reading = self._waiting.pop(0)
+        return self._reading
+
+    def start(self) -> None:
+        """The prompt is read: its sequence takes part in rounds."""
+        assert self._reading is not None, "a prompt is being read"
+        self._running.append(self._reading)
+        self._reading = None
 
     def plan(self) -> Plan:
         """All that run, each with as many draft tokens as are chosen for it, as it can still emit before its last, and as fit."""
@@ -88,10 +94,12 @@ class Scheduler:
 
     def holding(self, owner: Hashable) -> Running | None:
         """The sequence of ``owner`` if it was admitted, and so holds resources."""
-        return next((sequence for sequence in (*self._reading, *self._running) if sequence.id == owner), None)
+        return next((sequence for sequence in self.held if sequence.id == owner), None)
 
     def forget(self, owner: Hashable) -> None:
         """Take a sequence out wherever it is."""
-        self._waiting, self._reading, self._running = (
-            [sequence for sequence in stage if sequence.id != owner] for stage in (self._waiting, self._reading, self._running)
+        self._waiting, self._running = (
+            [sequence for sequence in stage if sequence.id != owner] for stage in (self._waiting, self._running)
         )
+        if self._reading is not None and self._reading.id == owner:
+            self._reading = None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol, TypeVar
 
 from specbuild.errors import BusyError, CancelledError, SpecbuildError, TimedOutError
 
-from .generator import Answer, Delta, Generator, Prompt
+from .answer import Answer, Delta
+from .generator import Generator, Prompt
 from .request import Emission, Running
 from .sampling import SamplingParams
+from .service_stats import ServiceCounter, ServiceStats
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,26 +40,6 @@ class Sink(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ServiceStats:
-    """A snapshot. Counters only grow."""
-
-    queued: int
-    running: int
-    """Holding a row: being read or decoding."""
-    kv_used_tokens: int
-    kv_capacity_tokens: int
-    counters: Mapping[str, float]
-    """``requests`` and how they ended (``completed``, ``cancelled``, ``timed_out``, ``rejected``, ``failed``); ``prompt_tokens``,
-    ``reused_tokens``, ``emitted_tokens``; ``drafts``, ``draft_tokens``, ``accepted_tokens``; ``rounds``; and, in seconds,
-    ``queue_seconds``, ``prefill_seconds``, ``first_token_seconds``, ``decode_seconds``."""
-    accepted_by_position: Counter[int]
-    draft_lens: Counter[int]
-    """Tokens drafted → in how many rounds of a sequence."""
-    turns: int
-    """Of the service's thread. It takes them with and without work."""
-
-
 @dataclass
 class _Live:
     """A request between submit and its last call of the sink."""
@@ -68,7 +50,6 @@ class _Live:
     submitted: float
     deadline: float | None
     admitted: bool = False
-    answered: bool = False
 
 
 class Service:
@@ -79,10 +60,7 @@ class Service:
         self._queue_limit = queue_limit
         self._incoming: deque[_Live] = deque()
         self._live: dict[Hashable, _Live] = {}
-        self._counters: defaultdict[str, float] = defaultdict(float)
-        self._accepted_at: Counter[int] = Counter()
-        self._draft_lens: Counter[int] = Counter()
-        self._turns = 0
+        self._counter = ServiceCounter()
         self._closing = False
         # Guards what other threads touch: the queue, the counters and ``_closing``; also wakes the service's thread.
         self._changed = threading.Condition()
@@ -102,36 +80,35 @@ class Service:
         """
         now = monotonic()
         try:
-            sequence = self.generator.sequence(prompt, params, priority=priority)
+            sequence = self.generator.intake.sequence(prompt, params, priority=priority)
         except SpecbuildError:
-            with self._changed:
-                self._counters["rejected"] += 1
+            self.count_rejected()
             raise
         live = _Live(sequence, Answer(sequence), sink, now, None if timeout is None else now + timeout)
         with self._changed:
             waiting = len(self._incoming) + self.generator.loop.scheduler.waiting
             if self._closing or waiting >= self._queue_limit:
-                self._counters["rejected"] += 1
+                self._counter.sums["busy"] += 1
                 raise BusyError("the service is closing" if self._closing else f"{waiting} requests are waiting; try again later")
-            self._counters["requests"] += 1
-            self._counters["prompt_tokens"] += len(sequence.request.prompt)
+            self._counter.taken(sequence)
             self._incoming.append(live)
             self._changed.notify()
         return sequence.id
+
+    def count_rejected(self) -> None:
+        """Count a request that was found impossible before it came here."""
+        with self._changed:
+            self._counter.sums["rejected"] += 1
 
     def stats(self) -> ServiceStats:
         """The figures as they stand, from any thread."""
         loop, entry = self.generator.loop, self.generator.entry
         with self._changed:
-            return ServiceStats(
+            return self._counter.freeze(
                 queued=len(self._incoming) + loop.scheduler.waiting,
-                running=len(loop.scheduler.reading) + len(loop.scheduler.running),
+                running=len(loop.scheduler.held),
                 kv_used_tokens=loop.verifier.kv_tokens,
                 kv_capacity_tokens=self.generator.rows * entry.max_seq_len,
-                counters=dict(self._counters),
-                accepted_by_position=Counter(self._accepted_at),
-                draft_lens=Counter(self._draft_lens),
-                turns=self._turns,
             )
 
     def close(self) -> None:
@@ -143,11 +120,7 @@ class Service:
 
     def check(self) -> None:
         """Assert that nothing is held for nobody: every row belongs to a live request."""
-        self.generator.loop.verifier.check_rows(sequence.id for sequence in self._held())
-
-    def _held(self) -> tuple[Running, ...]:
-        scheduler = self.generator.loop.scheduler
-        return (*scheduler.reading, *scheduler.running)
+        self.generator.loop.verifier.check_rows(sequence.id for sequence in self.generator.loop.scheduler.held)
 
     def _run(self) -> None:
         while self._take():
@@ -166,10 +139,10 @@ class Service:
     def _take(self) -> bool:
         """Wait for work and move what came in to the scheduler; False when the service is to end."""
         with self._changed:
-            self._turns += 1
+            self._counter.turns += 1
             while not (self._incoming or self._live or self._closing):
                 self._changed.wait(IDLE_SECONDS)
-                self._turns += 1
+                self._counter.turns += 1
             for live in self._incoming:
                 self._live[live.sequence.id] = live
                 self.generator.loop.scheduler.submit(live.sequence)
@@ -188,44 +161,26 @@ class Service:
         live = self._live.pop(owner)
         self.generator.loop.cancel(owner)
         with self._changed:
-            self._counters[how] += 1
+            self._counter.sums[how] += 1
         _call(live.sink.failed, error)
 
     def _hand_out(self, emissions: list[Emission]) -> None:
         now = monotonic()
         with self._changed:
-            self._counters["rounds"] += bool(emissions)
-            for owner in {*(sequence.id for sequence in self._held()), *(emission.id for emission in emissions)}:
+            self._counter.sums["rounds"] += bool(emissions)
+            for owner in {*(sequence.id for sequence in self.generator.loop.scheduler.held), *(emission.id for emission in emissions)}:
                 live = self._live[owner]
                 if not live.admitted:
                     live.admitted = True
-                    self._counters["queue_seconds"] += now - live.submitted
-                    self._counters["reused_tokens"] += live.sequence.counter.reused_tokens
+                    self._counter.admitted(live.sequence, now - live.submitted)
             for emission in emissions:
-                self._count(emission, self._live[emission.id], now)
+                self._counter.emitted(self._live[emission.id].sequence, emission)
         for emission in emissions:
             live = self._live[emission.id]
             delta = live.answer.take(0, emission)
             if emission.finish_reason is not None:
                 del self._live[emission.id]
             _call(live.sink.delta, delta)
-
-    def _count(self, emission: Emission, live: _Live, now: float) -> None:
-        counters = self._counters
-        counters["emitted_tokens"] += len(emission.tokens)
-        counters["drafts"] += emission.drafted > 0
-        counters["draft_tokens"] += emission.drafted
-        counters["accepted_tokens"] += emission.accepted
-        self._draft_lens[emission.drafted] += 1
-        for position in range(emission.accepted):
-            self._accepted_at[position] += 1
-        if not live.answered:
-            live.answered = True
-            counters["first_token_seconds"] += now - live.submitted
-        if emission.finish_reason is not None:
-            counters["completed"] += 1
-            counters["prefill_seconds"] += live.sequence.counter.prefill_seconds
-            counters["decode_seconds"] += live.sequence.counter.decode_seconds
 
 
 def _call(function: Callable[[T], None], argument: T) -> None:

@@ -23,7 +23,7 @@ class Verifier:
     @property
     def kv_tokens(self) -> int:
         """Cache positions held by sequences."""
-        return int(self._target.cache.lengths.sum())
+        return int(self._target.cache.lengths.sum() + self._target.reading.lengths.sum())
 
     @property
     def engine_seconds(self) -> float:
@@ -32,28 +32,27 @@ class Verifier:
 
     def check_rows(self, owners: Iterable[Hashable]) -> None:
         """Assert that exactly ``owners`` hold rows, one each."""
-        self._target.cache.check()
-        assert set(self._target.cache.owners) == set(owners), "a row is held for nobody, or somebody has none"
+        self._target.check()
+        assert set(self._target.owners) == set(owners), "a row is held for nobody, or somebody has none"
 
     def admit(self, sequence: Running) -> int:
-        """Give ``sequence`` a row and fill it with what is remembered of its prompt; returns how many tokens that are.
+        """Take up the prompt of ``sequence``; returns how many of its tokens need not be read.
 
         Raises:
-            CapacityError: no row is free.
+            CapacityError: another prompt is being read.
         """
-        self._target.cache.reserve(sequence.id)
-        return self._target.recall(sequence.id, sequence.tokens[:-1])
+        return self._target.begin(sequence.id, sequence.tokens[:-1])
 
     def unread(self, sequence: Running) -> int:
         """Prompt tokens not yet in the cache; the last one is fed by the first round."""
-        return len(sequence.tokens) - 1 - self._target.cache.length(sequence.id)
+        return len(sequence.tokens) - 1 - self._target.length(sequence.id)
 
     def read(self, sequence: Running, count: int) -> None:
-        """Read the next ``count`` prompt tokens; a prompt that is read whole is remembered."""
-        start = self._target.cache.length(sequence.id)
+        """Read the next ``count`` prompt tokens; with the last one the sequence joins those that decode."""
+        start = self._target.length(sequence.id)
         self._target.prefill(sequence.id, sequence.tokens[start : start + count])
         if not self.unread(sequence):
-            self._target.remember(sequence.id, sequence.tokens[:-1])
+            self._target.start(sequence.id, sequence.tokens[:-1])
 
     def check(self, plan: Plan) -> None:
         """Assert what must hold when a round starts."""
@@ -81,7 +80,6 @@ class Verifier:
 
     def retire(self, sequence: Running) -> None:
         """Take the row of ``sequence`` back, if it came to have one; a finished text is remembered: a chat goes on from it."""
-        if sequence.id in self._target.cache.owners:
-            if sequence.finish_reason is not None:
-                self._target.remember(sequence.id, sequence.tokens[: self._target.cache.length(sequence.id)])
-            self._target.cache.release(sequence.id)
+        if sequence.id in self._target.owners:
+            known = self._target.length(sequence.id) if sequence.finish_reason is not None else 0
+            self._target.release(sequence.id, sequence.tokens[:known])

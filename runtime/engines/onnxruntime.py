@@ -69,8 +69,9 @@ class OnnxRuntimeStorage:
         self.tensor, self.view = new, view
         self.bindings.clear()
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        self.tensor[:, target, :, :length] = self.tensor[:, source, :, :length]
+    def copy_row(self, source: KvStorage, row: int, target: int, length: int) -> None:
+        assert isinstance(source, OnnxRuntimeStorage), "rows are copied between storages of one engine"
+        self.tensor[:, target, :, :length] = source.tensor[:, row, :, :length]
 
     def save(self, row: int, length: int) -> NDArray[np.float32]:
         return self.tensor[:, row, :, :length].copy()
@@ -80,6 +81,9 @@ class OnnxRuntimeStorage:
 
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
         self.tensor[:, row, :, start : start + len(sources)] = self.tensor[:, row][:, :, sources]
+
+    def touch(self) -> None:
+        self._memory.fill(0)
 
 
 class OnnxRuntimeEngine:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from specbuild.bundle import EngineEntry
 from specbuild.errors import CapacityError
 
+from ..engine import KvStorage
+
 if TYPE_CHECKING:
     import torch
 
@@ -40,11 +42,12 @@ class TorchStorage:
                 f"the pass needs {view} cache positions, the engine has {self.view}; build with a larger target.max_seq_len"
             )
 
-    def move_row(self, source: int, target: int, length: int) -> None:
+    def copy_row(self, source: KvStorage, row: int, target: int, length: int) -> None:
+        assert isinstance(source, TorchStorage), "rows are copied between storages of one engine"
         import torch
 
         with torch.cuda.stream(self._stream):
-            self.tensor[:, target, :, :length] = self.tensor[:, source, :, :length]
+            self.tensor[:, target, :, :length] = source.tensor[:, row, :, :length]
 
     def save(self, row: int, length: int) -> torch.Tensor:
         import torch
@@ -65,6 +68,9 @@ class TorchStorage:
             positions = torch.from_numpy(sources).to(self.tensor.device)
             # Gathered into memory of its own before it is written: source and target ranges may overlap.
             self.tensor[:, row, :, start : start + len(sources)] = self.tensor[:, row].index_select(2, positions)
+
+    def touch(self) -> None:
+        """The memory was taken when this was made."""
 
 
 def check_bounds(write_index: NDArray[np.int64], step: int, capacity: int) -> None:

@@ -27,7 +27,7 @@ class Proposer(Protocol):
         ...
 
     def admit(self, sequence: Running) -> None:
-        """A sequence joins; its tokens are its prompt's."""
+        """A sequence joins; its tokens are its prompt's. Another joins when this one's prompt has been read."""
         ...
 
     def read(self, sequence: Running, length: int) -> None:

@@ -48,13 +48,12 @@ class DraftModelProposer:
         return self._model.seconds
 
     def admit(self, sequence: Running) -> None:
-        self._model.cache.reserve(sequence.id)
-        self._rows[sequence.id] = _Row(agreed=self._model.recall(sequence.id, sequence.tokens[:-1]))
+        self._rows[sequence.id] = _Row(agreed=self._model.begin(sequence.id, sequence.tokens[:-1]))
 
     def read(self, sequence: Running, length: int) -> None:
         self._read(sequence, sequence.tokens[self._rows[sequence.id].agreed : length])
         if length == len(sequence.tokens) - 1:
-            self._model.remember(sequence.id, sequence.tokens[:-1])
+            self._model.start(sequence.id, sequence.tokens[:-1])
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         branches = [_Branch(ask) for ask in asks]
@@ -72,10 +71,8 @@ class DraftModelProposer:
 
     def retire(self, sequence: Running) -> None:
         row = self._rows.pop(sequence.id, None)
-        if sequence.id in self._model.cache.owners:
-            if row is not None and sequence.finish_reason is not None:
-                self._model.remember(sequence.id, sequence.tokens[: row.agreed])
-            self._model.cache.release(sequence.id)
+        known = row.agreed if row is not None and sequence.finish_reason is not None else 0
+        self._model.release(sequence.id, sequence.tokens[:known])
 
     def _catch_up(self, sequence: Running) -> Feed:
         """Drop what was rejected; the first pass feeds what is missing: one token, or two after full acceptance."""

@@ -79,7 +79,7 @@ def record(item: PromptItem, completion: Completion, params: SamplingParams) -> 
     stats = dataclasses.asdict(completion.stats)
     del stats["reached_by_position"], stats["reused_tokens"]
     shown: dict[str, Any] = {"id": item.id} if item.task is None else {"id": item.id, "task": item.task}
-    shown |= {"text": completion.text, "token_ids": completion.token_ids, "finish_reason": completion.finish_reason}
+    shown |= {name: getattr(completion, name) for name in ("text", "token_ids", "finish_reason", "stop_reason")}
     if params.logprobs is not None:
         shown["logprobs"] = [dataclasses.asdict(entry) for entry in completion.logprobs]
     return shown | {"seed": completion.seed, "stats": stats}

@@ -1,4 +1,4 @@
-"""A client of a served bundle, for asyncio. All requests share one channel."""
+"""A client of a served bundle, for asyncio. All requests share one channel, which has a connection to each address."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ from .client import GRACE
 from .faults import from_wire
 from .kinds import Tensor
 from .wire import MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
+
+CHANNEL = [
+    ("grpc.lb_policy_name", "round_robin"),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+]
+"""Where the name has many addresses, as a headless Service has, requests go to them in turn. Messages may have any length."""
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -81,7 +88,7 @@ class AsyncClient:
     def __init__(self, url: str = URL, model: str = MODEL) -> None:
         self.url = url
         self.model = model
-        self._client = InferenceServerClient(url)
+        self._client = InferenceServerClient(url, channel_args=CHANNEL)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None

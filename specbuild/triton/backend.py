@@ -12,13 +12,15 @@ from typing import Any, Protocol
 from specbuild.errors import BundleError, CancelledError, RequestError, ServerError, SpecbuildError, UsageError
 from specbuild.runtime.generator import Prompt
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.service import ServiceStats, Sink
+from specbuild.runtime.service import Sink
+from specbuild.runtime.service_stats import ServiceStats
 from specbuild.runtime.tokenizer import Tokenizer
 
 from .call import Call, parse
 from .exchange import Exchange
 from .fields import BY_NAME
 from .latencies import Latencies
+from .log import TritonLog
 from .metrics import Recorder
 from .post import Post
 
@@ -38,6 +40,7 @@ class Server(Protocol):
     """What the backend needs of a service."""
 
     def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, *, priority: int = 0, timeout: float | None = None) -> object: ...
+    def count_rejected(self) -> None: ...
     def stats(self) -> ServiceStats: ...
     def close(self) -> None: ...
 
@@ -54,6 +57,8 @@ class Backend:
         self._recorder = Recorder(pb, model)
         self._recorded = float("-inf")
         self._post = Post(pb, self._tick)
+        self._log = TritonLog(pb.Logger)
+        self._log.open()
 
     @classmethod
     def open(cls, pb: Any, args: Mapping[str, str]) -> Backend:
@@ -80,7 +85,6 @@ class Backend:
             exchange = Exchange(
                 Call((), SamplingParams()),
                 self._post,
-                self._tokenizer,
                 self._latencies,
                 sender=request.get_response_sender(),
                 request_id=request.request_id(),
@@ -97,8 +101,26 @@ class Backend:
         """End the service, tell whoever waits, and stop."""
         self._service.close()
         self._post.close()
+        self._log.close()
 
     def _submit(self, request: Any, exchange: Exchange) -> None:
+        try:
+            exchange.call = self._read(request, exchange.request_id)
+        except RequestError:
+            self._service.count_rejected()
+            raise
+        self._post.open(exchange)
+        self._service.submit(
+            exchange.call.prompt, exchange.call.params, exchange, priority=exchange.call.priority, timeout=exchange.call.timeout
+        )
+
+    def _read(self, request: Any, request_id: str) -> Call:
+        """What is asked for.
+
+        Raises:
+            RequestError: it is not possible.
+            CancelledError: the end of the requests of its id, which is done.
+        """
         tensors = {}
         for tensor in request.inputs():
             try:
@@ -106,20 +128,16 @@ class Backend:
             except Exception as error:  # the stub's own, for bytes that are no tensor of that type
                 raise RequestError(f"{tensor.name()} cannot be read as {BY_NAME[tensor.name()].kind.type}: {error}") from error
         if "stop" in tensors and BY_NAME["stop"].kind.read("stop", tensors["stop"]):
-            if not exchange.request_id:
+            if not request_id:
                 raise RequestError("stop is true, but the request has no id; give the id of the request that is to end")
-            self._post.stop(exchange.request_id)
-            raise CancelledError(f"request {exchange.request_id!r} was asked to end")
-        exchange.call = parse(
+            self._post.stop(request_id)
+            raise CancelledError(f"request {request_id!r} was asked to end")
+        return parse(
             tensors,
             lambda text: self._tokenizer.encode(text, special=False),
             wanted=set(request.requested_output_names()),
             max_bytes=self._max_bytes,
             strangers=json.loads(request.parameters() or "{}"),
-        )
-        self._post.open(exchange)
-        self._service.submit(
-            exchange.call.prompt, exchange.call.params, exchange, priority=exchange.call.priority, timeout=exchange.call.timeout
         )
 
     def _tick(self) -> None:

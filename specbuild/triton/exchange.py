@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from specbuild.errors import SpecbuildError
 from specbuild.runtime.generator import Completion, Delta
-from specbuild.runtime.tokenizer import Tokenizer
 
 from .call import Call
 from .latencies import Latencies
@@ -25,9 +24,7 @@ class Outlet(Protocol):
 class Exchange:
     """The sink of one request. Its methods run in the service's thread and never wait for the network."""
 
-    def __init__(
-        self, call: Call, outlet: Outlet, tokenizer: Tokenizer, latencies: Latencies, *, sender: Any = None, request_id: str = ""
-    ) -> None:
+    def __init__(self, call: Call, outlet: Outlet, latencies: Latencies, *, sender: Any = None, request_id: str = "") -> None:
         self.call = call
         self.sender = sender
         """Triton's response sender, for whoever sends."""
@@ -37,7 +34,6 @@ class Exchange:
         self.closed = False
         """Its last response has been handed to Triton."""
         self._outlet = outlet
-        self._tokenizer = tokenizer
         self._latencies = latencies
         self._accepted: list[int] = []
         self._drafted: list[int] = []
@@ -86,19 +82,7 @@ class Exchange:
             accepted=tuple(self._accepted),
             drafted=tuple(self._drafted),
             completion=completion,
-            stop_reason=self._stop_reason(completion),
             arrived=self._arrived,
             first=self._first,
             last=self._last,
         )
-
-    def _stop_reason(self, completion: Completion) -> str | int | None:
-        """The stop id or string that ended it; None where it was the length or the model's own end."""
-        if completion.finish_reason != "stop":
-            return None
-        last = completion.token_ids[-1]
-        if last in self.call.params.stop_token_ids:
-            return last
-        text = self._tokenizer.decode(completion.token_ids)
-        found = [(text.find(stop), stop) for stop in self.call.params.stop if stop in text]
-        return min(found)[1] if found else None

@@ -93,7 +93,7 @@ OUTPUTS = (
         "stop_reason",
         TEXTS,
         "The stop string or token id that ended it; None where it was the model's end or the length.",
-        lambda reply: [str(reply.stop_reason)],
+        lambda reply: [str(reply.done.stop_reason)],
         asked_by="return_stop_reason",
     ),
     Output(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specbuild.runtime.service import ServiceStats
+from specbuild.runtime.service_stats import ServiceStats
+from specbuild.runtime.zero_acceptance import SPELL
 
 from .latencies import Histogram, Latencies
 
@@ -47,7 +48,8 @@ METRICS = (
     _sum("requests_completed", "Requests answered to the end.", "completed"),
     _sum("requests_cancelled", "Requests whose client left or asked for the end.", "cancelled"),
     _sum("requests_timed_out", "Requests past their deadline.", "timed_out"),
-    _sum("requests_rejected", "Requests refused: not possible, or the queue was full.", "rejected"),
+    _sum("requests_rejected", "Requests refused because they ask for the impossible.", "rejected"),
+    _sum("requests_busy", "Requests turned away because the queue was full, or the server was closing.", "busy"),
     _sum("requests_failed", "Requests that an error of the engine ended.", "failed"),
     _sum("prompt_tokens", "Tokens of prompts."),
     _sum("reused_tokens", "Of them, those whose KV was there already."),
@@ -61,7 +63,15 @@ METRICS = (
         "Accepted, by position in the draft; the first is 0.",
         lambda stats: stats.accepted_by_position,
     ),
-    _by_index("sequence_rounds", "draft_len", "Rounds of sequences, by the draft length they were given.", lambda stats: stats.draft_lens),
+    Metric(
+        "spec_decode_zero_acceptance",
+        "GAUGE",
+        f"By method: 1 while none of its last {SPELL} drafts had a token that was accepted, else 0.",
+        lambda stats: [({"method": method}, value) for method, value in stats.zero_acceptance.items()],
+    ),
+    _by_index(
+        "sequence_rounds", "draft_len", "Rounds of sequences, by how many tokens were drafted for them.", lambda stats: stats.draft_lens
+    ),
     _sum("rounds", "Rounds."),
     Metric(
         TURNS,

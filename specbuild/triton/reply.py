@@ -23,7 +23,6 @@ class Reply:
     drafted: tuple[int, ...] = ()
     """Of every round so far, the tokens of its draft."""
     completion: Completion | None = None
-    stop_reason: str | int | None = None
     arrived: int = 0
     first: int = 0
     last: int = 0

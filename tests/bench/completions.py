@@ -33,4 +33,4 @@ def completion(
         draft_seconds=0.0,
         tokens_per_second=len(tokens) / seconds,
     )
-    return Completion("", tokens, "length", 0, (), stats)
+    return Completion("", tokens, "length", None, 0, (), stats)

@@ -11,7 +11,7 @@ from specbuild.runtime.generator import Completion, Delta
 from specbuild.runtime.stats import RequestCounter
 from specbuild.runtime.tokenizer import Tokenizer
 
-DONE = Completion("", (), "stop", 0, (), RequestCounter(1).freeze())
+DONE = Completion("", (), "stop", None, 0, (), RequestCounter(1).freeze())
 
 
 def delta(index: int, text: str, tokens: tuple[int, ...] = (), accepted: int = 0, *, last: bool = False) -> Delta:

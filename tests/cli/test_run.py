@@ -43,7 +43,7 @@ def write(file: Path, *documents: dict[str, Any]) -> str:
 
 def test_json_has_the_documented_shape_and_the_generators_answer(run_tiny: Command, tiny_bundle: Path) -> None:
     (answer,) = answers(run_tiny("--prompt", "Hello", "--raw", "--max-tokens", "12", "--json"))
-    assert list(answer) == ["id", "text", "token_ids", "finish_reason", "seed", "stats"]
+    assert list(answer) == ["id", "text", "token_ids", "finish_reason", "stop_reason", "seed", "stats"]
     assert list(answer["stats"]) == STATS
     (expected,) = Generator.open(tiny_bundle).generate(["Hello"], SamplingParams(temperature=0, max_tokens=12))
     seen = (answer["id"], answer["text"], tuple(answer["token_ids"]), answer["finish_reason"])
@@ -62,7 +62,7 @@ def test_a_line_a_prompt_in_their_order_whatever_the_batch(run_tiny: Command, tm
     alone = answers(run_tiny("--prompts", file, "--json", "--max-tokens", "20"))
     together = answers(run_tiny("--prompts", file, "--json", "--max-tokens", "20", "--batch", "4"))
     for one, other, document in zip(alone, together, documents, strict=True):
-        assert list(one) == ["id", "task", "text", "token_ids", "finish_reason", "seed", "stats"]
+        assert list(one) == ["id", "task", "text", "token_ids", "finish_reason", "stop_reason", "seed", "stats"]
         assert (one["id"], one["task"]) == (other["id"], other["task"]) == (document["id"], document["task"])
         assert (one["text"], one["token_ids"]) == (other["text"], other["token_ids"])
 
@@ -123,7 +123,7 @@ def test_a_stop_string_ends_the_text_before_itself(run_tiny: Command) -> None:
     text = answers(run_tiny("--prompt", "Hello", "--json", "--max-tokens", "30"))[0]["text"]
     stop = text[10:12]
     (cut,) = answers(run_tiny("--prompt", "Hello", "--json", "--max-tokens", "30", "--stop", "never", "--stop", stop))
-    assert (cut["text"], cut["finish_reason"]) == (text[: text.index(stop)], "stop")
+    assert (cut["text"], cut["finish_reason"], cut["stop_reason"]) == (text[: text.index(stop)], "stop", stop)
 
 
 def test_stop_ids_min_tokens_and_ignore_eos_reach_sampling(run_tiny: Command) -> None:

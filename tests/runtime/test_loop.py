@@ -82,7 +82,8 @@ def checked_generate(generator: Generator, prompts: Sequence[list[int]], params:
 
 def caches(generator: Generator) -> list[Any]:
     draft = generator._proposers.made().get("draft_model")
-    return [generator.loop.verifier._target.cache] + ([draft._model.cache] if draft is not None else [])
+    models = [generator.loop.verifier._target] + ([draft._model] if draft is not None else [])
+    return [cache for model in models for cache in (model.cache, model.reading)]
 
 
 def assert_idle(generator: Generator) -> None:
@@ -99,7 +100,7 @@ def assert_idle(generator: Generator) -> None:
 def assert_plain(completion: Completion, plain: Plain) -> None:
     assert completion.token_ids == plain.tokens
     assert completion.text == plain.text
-    assert completion.finish_reason == plain.finish_reason
+    assert (completion.finish_reason, completion.stop_reason) == (plain.finish_reason, plain.stop_reason)
     if completion.logprobs:
         assert [entry.token for entry in completion.logprobs] == list(plain.tokens)
         for entry, row in zip(completion.logprobs, plain.rows, strict=True):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from specbuild.errors import BundleError, RequestError
 from specbuild.runtime.acceptance import SeededRound
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.model import CachedModel
-from specbuild.runtime.proposers import METHODS, Proposers
+from specbuild.runtime.proposers import METHODS, Means, Proposers
 from specbuild.runtime.proposers.base import Ask
 from specbuild.runtime.proposers.draft_model import DraftModelProposer
 from specbuild.runtime.proposers.ngram import NgramIndex, NgramProposer
@@ -131,6 +134,7 @@ def test_a_draft_model_drafts_from_the_whole_text_whatever_happened(
     sequences = [running(toys, data.draw(prompts), owner, rule, **options) for owner in range(3)]
     for sequence in sequences:
         proposer.admit(sequence)
+        proposer.read(sequence, len(sequence.tokens) - 1)
     while sequences:
         asked = [sequence for sequence in sequences if data.draw(st.booleans())]
         asks = [Ask(sequence, min(data.draw(st.integers(0, 7)), 48 - len(sequence.tokens))) for sequence in asked]
@@ -190,12 +194,28 @@ def test_a_sequence_that_never_came_may_leave(toys: Toys) -> None:
         proposer.retire(running(toys, [1]))
 
 
+def test_a_method_asked_for_by_two_threads_is_made_once(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would know nothing of the sequences that the first has taken in."""
+    both, bundle = Barrier(2), toys.generator().bundle
+
+    def slow(*_: Any) -> ReplayProposer:
+        with suppress(BrokenBarrierError):  # where both are in here at once, both go on
+            both.wait(0.2)
+        return ReplayProposer({})
+
+    monkeypatch.setattr("specbuild.runtime.proposers.METHODS", {"slow": slow})
+    proposers = Proposers(bundle, Means(2), {})
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(proposers.__getitem__, ["slow", "slow"])
+    assert one is other is proposers["slow"]
+
+
 def test_methods_are_known_by_name(toys: Toys) -> None:
     bundle = toys.generator().bundle
     assert set(METHODS) == {"ngram", "draft_model"}
-    assert isinstance(Proposers(bundle, 2, None, {})["ngram"], NgramProposer)
+    assert isinstance(Proposers(bundle, Means(2), {})["ngram"], NgramProposer)
     with pytest.raises(RequestError, match=r"speculation method 'ngrm' is unknown. Did you mean 'ngram'\?"):
-        Proposers(bundle, 2, None, {})["ngrm"]
+        Proposers(bundle, Means(2), {})["ngrm"]
     alone = bundle.manifest.model_copy(update={"engines": bundle.manifest.engines[:1]})
     with pytest.raises(BundleError, match="no 'draft' engine"):
-        Proposers(type(bundle)(bundle.path, alone), 2, None, {})["draft_model"]
+        Proposers(type(bundle)(bundle.path, alone), Means(2), {})["draft_model"]

@@ -112,13 +112,39 @@ def test_answers_are_those_of_plain_decoding_whoever_leaves(toys: Toys) -> None:
 
 
 def test_a_full_queue_says_so_and_a_bad_request_never_enters_it(toys: Toys) -> None:
-    service = service_of(toys, queue_limit=0)
-    with pytest.raises(BusyError, match="0 requests are waiting; try again later"):
-        service.submit([1, 2], SamplingParams(max_tokens=2), Client())
-    with pytest.raises(RequestError, match="the prompt has no tokens"):
-        service.submit([], SamplingParams(max_tokens=2), Client())
-    assert service.stats().counters == {"rejected": 2}
+    """Whatever is submitted is counted once: as taken, as impossible or as too much."""
+
+    class Slow(Client):
+        def delta(self, delta: Delta) -> None:
+            entered.set()
+            assert go_on.wait(30)
+            super().delta(delta)
+
+    entered, go_on = threading.Event(), threading.Event()
+    service, clients, params = service_of(toys, queue_limit=2), [Slow(), Client(), Client()], SamplingParams(max_tokens=2, ignore_eos=True)
+    service.submit([1, 2], params, clients[0])
+    assert entered.wait(30)
+    for client in clients[1:]:
+        service.submit([1, 2], params, client)
+    for _ in range(3):
+        with pytest.raises(BusyError, match="2 requests are waiting; try again later"):
+            service.submit([1, 2], params, Client())
+    for impossible in ({"max_tokens": 1000}, {"speculation": "nothing"}):
+        with pytest.raises(RequestError):
+            service.submit([1, 2], SamplingParams(**impossible), Client())
+    service.count_rejected()
+    go_on.set()
+    assert [len(client.completion.token_ids) for client in clients] == [2, 2, 2]
     service.close()
+    with pytest.raises(BusyError, match="the service is closing"):
+        service.submit([1, 2], params, Client())
+    counters = service.stats().counters
+    assert {name: counters[name] for name in ("requests", "completed", "busy", "rejected")} == {
+        "requests": 3,
+        "completed": 3,
+        "busy": 4,
+        "rejected": 3,
+    }
 
 
 def test_a_request_that_takes_too_long_ends_wherever_it_is(toys: Toys) -> None:

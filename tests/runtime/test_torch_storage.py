@@ -61,7 +61,7 @@ def test_resizing_moves_nothing_and_refuses_more_than_the_capacity() -> None:
 
 def test_moving_a_row_copies_its_first_positions_and_nothing_else() -> None:
     storage, expected = numbered_storage()
-    storage.move_row(2, 0, 5)
+    storage.copy_row(storage, 2, 0, 5)
     expected[:, 0, :, :5] = expected[:, 2, :, :5]
     assert (storage.tensor.numpy() == expected).all()
 

@@ -98,8 +98,9 @@ class ToyStorage:
             entries[row, :length] = self.entries[row, :length]
         self.entries, self.view = entries, view
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        self.entries[target, :length] = self.entries[source, :length]
+    def copy_row(self, source: KvStorage, row: int, target: int, length: int) -> None:
+        assert isinstance(source, ToyStorage)
+        self.entries[target, :length] = source.entries[row, :length]
 
     def save(self, row: int, length: int) -> Words:
         return self.entries[row, :length].copy()
@@ -109,6 +110,9 @@ class ToyStorage:
 
     def move_tokens(self, row: int, sources: NDArray[np.int64], start: int) -> None:
         self.entries[row, start : start + len(sources)] = self.entries[row, sources]
+
+    def touch(self) -> None:
+        """Nothing is taken late."""
 
 
 @dataclass
@@ -253,6 +257,7 @@ class Plain:
     tokens: tuple[int, ...]
     text: str
     finish_reason: str
+    stop_reason: str | int | None
     rows: tuple[NDArray[np.float32], ...]
     """Logits that each token was chosen from."""
 
@@ -268,10 +273,12 @@ def plainly(model: ToyModel, generator: Generator, prompt: Sequence[int], params
         context.push(token)
         output = context.tokens[len(prompt) :]
         if token in (*eos, *params.stop_token_ids):
-            return Plain(tuple(output), generator.tokenizer.decode(output[:-1]), "stop", tuple(rows))
+            reason = token if token in params.stop_token_ids else None
+            return Plain(tuple(output), generator.tokenizer.decode(output[:-1]), "stop", reason, tuple(rows))
         text = generator.tokenizer.decode(output)
-        found = [text.index(stop) for stop in params.stop if stop in text]
+        found = [(text.index(stop), stop) for stop in params.stop if stop in text]
         if found:
-            return Plain(tuple(output), text[: min(found)], "stop", tuple(rows))
+            place, stop = min(found)
+            return Plain(tuple(output), text[:place], "stop", stop, tuple(rows))
         if len(output) == params.max_tokens:
-            return Plain(tuple(output), text, "length", tuple(rows))
+            return Plain(tuple(output), text, "length", None, tuple(rows))

@@ -15,7 +15,8 @@ from specbuild.errors import SpecbuildError
 from specbuild.runtime.generator import Completion, Delta, Prompt
 from specbuild.runtime.logprobs import Logprobs
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.service import ServiceStats, Sink
+from specbuild.runtime.service import Sink
+from specbuild.runtime.service_stats import ServiceStats
 from specbuild.runtime.stats import RequestCounter
 from specbuild.triton.fields import OUTPUTS
 from specbuild.triton.kinds import Kind
@@ -79,9 +80,10 @@ class Logger:
         self.lines: list[str] = []
 
     def log_warn(self, line: str) -> None:
-        self.lines.append(line)
+        self.lines.append(f"warning: {line}")
 
-    log_error = log_warn
+    def log_error(self, line: str) -> None:
+        self.lines.append(f"error: {line}")
 
 
 class FakeTriton:
@@ -147,6 +149,7 @@ class FakeService:
         self.hold, self.refuse = hold, refuse
         self.seen: list[tuple[Prompt, SamplingParams, int, float | None]] = []
         self.sinks: list[Sink] = []
+        self.rejected = 0
         self.closed = False
 
     def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, *, priority: int = 0, timeout: float | None = None) -> object:
@@ -159,6 +162,9 @@ class FakeService:
             for index, word in enumerate(words):
                 sink.delta(delta(word, index, completion(words) if index == len(words) - 1 else None))
         return len(self.seen)
+
+    def count_rejected(self) -> None:
+        self.rejected += 1
 
     def stats(self) -> ServiceStats:
         return stats(requests=len(self.seen))
@@ -174,11 +180,11 @@ def delta(text: str, token: int, end: Completion | None = None) -> Delta:
 def completion(words: list[str]) -> Completion:
     tokens = tuple(range(len(words)))
     chances = tuple(Logprobs(token, -0.5, ()) for token in tokens)
-    return Completion("".join(words), tokens, "length", 7, chances, RequestCounter(len(words)).freeze())
+    return Completion("".join(words), tokens, "stop", words[-1], 7, chances, RequestCounter(len(words)).freeze())
 
 
 def stats(**counters: float) -> ServiceStats:
-    return ServiceStats(1, 2, 30, 400, counters, Counter({0: 5, 1: 3}), Counter({0: 2, 4: 6}), turns=9)
+    return ServiceStats(1, 2, 30, 400, counters, Counter({0: 5, 1: 3}), Counter({0: 2, 4: 6}), {"ngram": False}, turns=9)
 
 
 def tensor(kind: Kind, value: Any) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,13 +13,8 @@ import pytest
 from fake_triton import FakeService, FakeTriton, Request, Response, Sender, TritonError, completion, delta, tensor
 
 from specbuild.errors import BundleError, BusyError, CancelledError, RequestError, SpecbuildError, TimedOutError, UsageError
-from specbuild.runtime.generator import Completion
-from specbuild.runtime.sampling import SamplingParams
 from specbuild.triton.backend import Backend, bundle_path, check_parameters
-from specbuild.triton.call import Call
-from specbuild.triton.exchange import Exchange
 from specbuild.triton.fields import BY_NAME
-from specbuild.triton.latencies import Latencies
 
 Make = Callable[..., Backend]
 
@@ -28,9 +24,6 @@ class Letters:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         return list(text.encode())
-
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        return bytes(tokens).decode()
 
 
 @pytest.fixture
@@ -64,12 +57,16 @@ def error(responses: list[Response]) -> tuple[int, str]:
 
 def test_streamed_and_whole(make: Make) -> None:
     backend = make(FakeService())
-    streamed, whole = request(text_input=["a b c"], streaming=True), request(text_input=["a b c"], return_finish_reason=True)
+    streamed, whole = (
+        request(text_input=["a b c"], streaming=True),
+        request(text_input=["a b c"], return_finish_reason=True, return_stop_reason=True),
+    )
     backend.execute([streamed, whole])
     assert texts(streamed.sender.wait()) == ["a", "b", "c"]
     assert texts(whole.sender.wait()) == ["abc"]
     assert whole.sender.responses[0].tensors["output_ids"].tolist() == [0, 1, 2]
-    assert whole.sender.responses[0].tensors["finish_reason"].tolist() == [b"length"]
+    assert whole.sender.responses[0].tensors["finish_reason"].tolist() == [b"stop"]
+    assert whole.sender.responses[0].tensors["stop_reason"].tolist() == [b"c"]
     assert (streamed.sender.finals, whole.sender.finals) == (1, 1)
 
 
@@ -118,7 +115,7 @@ def test_a_bad_request_among_good_ones(make: Make) -> None:
     make(service).execute([good[0], bad[0], good[1], bad[1], bad[2], good[2]])
     assert [texts(one.sender.wait()) for one in good] == [["ab"]] * 3
     assert [error(one.sender.wait())[0] for one in bad] == [TritonError.INVALID_ARG] * 3
-    assert len(service.seen) == 3
+    assert (len(service.seen), service.rejected) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +214,17 @@ def test_closing_ends_the_service_and_the_thread() -> None:
     assert service.closed
 
 
+def test_what_the_runtime_logs_is_in_tritons_log(make: Make) -> None:
+    pb, log = FakeTriton(), logging.getLogger("specbuild.runtime.service")
+    backend = make(FakeService(), pb)
+    log.info("nothing of note")
+    log.warning("none of %d", 3)
+    log.error("broken")
+    backend.close()
+    log.warning("nobody listens")
+    assert pb.Logger.lines == ["warning: none of 3", "error: broken"]
+
+
 def test_which_bundle(tmp_path: Any) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -232,26 +240,6 @@ def test_parameters_are_whole_numbers() -> None:
     assert check_parameters({"threads": "2", "remember": "0", "bundle": "x"}) == {"threads": 2, "remember": 0}
     with pytest.raises(UsageError, match=r"the parameter threads is '0', but must be a whole number, at least 1"):
         check_parameters({"threads": "0"})
-
-
-@pytest.mark.parametrize(
-    ("params", "output", "finish", "reason"),
-    [
-        (SamplingParams(stop_token_ids=[98]), "ab", "stop", 98),
-        (SamplingParams(stop=["zz", "b"]), "ab", "stop", "b"),
-        (SamplingParams(stop=["bc", "b"]), "abc", "stop", "b"),
-        (SamplingParams(), "ab", "stop", None),
-        (SamplingParams(stop=["b"]), "abc", "length", None),
-    ],
-)
-def test_stop_reason(params: SamplingParams, output: str, finish: Any, reason: str | int | None) -> None:
-    sent: list[Any] = []
-    outlet = type("Outlet", (), {"put": lambda self, exchange, message: sent.append(message)})()
-    exchange = Exchange(Call((), params), outlet, Letters(), Latencies())  # type: ignore[arg-type]
-    end = completion([])
-    whole = Completion("a", tuple(output.encode()), finish, end.seed, (), end.stats)
-    exchange.delta(delta("a", 97, whole))
-    assert sent[0].stop_reason == reason
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -31,11 +31,21 @@ def test_counters_move_by_what_came_and_gauges_to_where_it_is(pb: FakeTriton) ->
     assert value(pb, "spec_decode_num_accepted_tokens_per_pos", position="1") == 3
     assert value(pb, "sequence_rounds", draft_len="4") == 6
     assert value(pb, "queue_depth") == 1
-    after = replace(before, queued=0, counters={**before.counters, "drafts": 5}, accepted_by_position=Counter({0: 6, 1: 3, 2: 1}))
+    assert value(pb, "spec_decode_zero_acceptance", method="ngram") == 0
+    after = replace(
+        before,
+        queued=0,
+        zero_acceptance={"ngram": True},
+        counters={**before.counters, "drafts": 5},
+        accepted_by_position=Counter({0: 6, 1: 3, 2: 1}),
+    )
     recorder.record(after, latencies)
     assert value(pb, "spec_decode_num_drafts") == 5
     assert value(pb, "spec_decode_num_accepted_tokens_per_pos", position="2") == 1
     assert value(pb, "queue_depth") == 0
+    assert value(pb, "spec_decode_zero_acceptance", method="ngram") == 1
+    recorder.record(replace(after, zero_acceptance={"ngram": False}), latencies)
+    assert value(pb, "spec_decode_zero_acceptance", method="ngram") == 0
 
 
 def test_a_histogram_is_what_prometheus_expects(pb: FakeTriton) -> None:
@@ -57,8 +67,9 @@ def test_an_empty_histogram_has_no_observation() -> None:
 
 
 def test_every_counter_of_the_service_is_shown(pb: FakeTriton) -> None:
-    names = {"requests", "completed", "cancelled", "timed_out", "rejected", "failed", "prompt_tokens", "reused_tokens", "emitted_tokens"}
-    names |= {"drafts", "draft_tokens", "accepted_tokens", "rounds", "queue_seconds", "prefill_seconds", "decode_seconds"}
+    names = {"requests", "completed", "cancelled", "timed_out", "rejected", "busy", "failed", "rounds"}
+    names |= {"prompt_tokens", "reused_tokens", "emitted_tokens", "drafts", "draft_tokens", "accepted_tokens"}
+    names |= {"queue_seconds", "prefill_seconds", "decode_seconds"}
     marked = stats(**{name: float(index + 1) for index, name in enumerate(sorted(names))})
     shown = {sample for metric in METRICS if metric.kind == "COUNTER" for _, sample in metric.samples(marked)}
     assert set(marked.counters.values()) <= shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import subprocess
@@ -124,6 +125,20 @@ def test_logprobs_and_figures(url: str) -> None:
     assert sum(answer.figures["per_step_accepted"]) == answer.figures["total_accepted_draft_tokens"]
 
 
+def test_what_ended_it(url: str, generator: Generator) -> None:
+    [plain] = generator.generate(["abc"], GREEDY)
+    stop, token = plain.text[5:8], plain.token_ids[5]
+    endings: list[tuple[dict[str, Any], tuple[str, str | None]]] = [
+        ({"stop": [stop]}, ("stop", stop)),
+        ({"stop_token_ids": [token]}, ("stop", str(token))),
+        ({}, ("stop", None)),
+        ({"max_tokens": 3}, ("length", None)),
+    ]
+    for ending, reason in endings:
+        answer = Client(url).generate("abc", dataclasses.replace(GREEDY, **ending))
+        assert (answer.finish_reason, answer.stop_reason) == reason
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
@@ -157,17 +172,20 @@ def test_leaving_the_loop_frees_the_slot(server: TritonServer, url: str) -> None
     until(lambda: metrics(server)['specbuild_running_requests{model="specbuild"}'] == 0)
 
 
-def test_a_full_queue_answers_busy(url: str) -> None:
+def test_a_full_queue_answers_busy(server: TritonServer, url: str) -> None:
     async def ask() -> list[Any]:
         async with AsyncClient(url) as client:
             asked = [client.generate("a", SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)) for _ in range(32)]
             return await asyncio.gather(*asked, return_exceptions=True)
 
+    counted = 'specbuild_requests_busy{model="specbuild"}'
+    before = metrics(server)[counted]
     answers = asyncio.run(ask())
     busy = [answer for answer in answers if isinstance(answer, BusyError)]
     served = [answer for answer in answers if not isinstance(answer, BaseException)]
     assert busy
     assert len(busy) + len(served) == 32
+    until(lambda: metrics(server)[counted] == before + len(busy))
     assert len({answer.tokens for answer in served}) == 1
 
 
@@ -181,12 +199,16 @@ def test_counters_are_the_sum_of_the_figures(server: TritonServer, url: str) -> 
     }
     before = settled(server)
     answers = [Client(url).generate(prompt, GREEDY) for prompt in PROMPTS]
+    for prompt in ("a" * 10_000_000, "a" * 5000):  # found out by the model's reader, and by the service
+        with pytest.raises(RequestError):
+            Client(url).generate(prompt, GREEDY)
 
     def moved() -> dict[str, float]:
         now = metrics(server)
-        return {name: now[f'specbuild_{name}{{model="specbuild"}}'] - before[f'specbuild_{name}{{model="specbuild"}}'] for name in names}
+        return {name: now[f'specbuild_{name}{{model="specbuild"}}'] - before[f'specbuild_{name}{{model="specbuild"}}'] for name in wanted}
 
     wanted = {name: sum(answer.figures[figure] if figure else 1 for answer in answers) for name, figure in names.items()}
+    wanted |= {"requests": len(PROMPTS), "requests_completed": len(PROMPTS), "requests_rejected": 2, "requests_busy": 0}
     until(lambda: moved() == wanted)
 
 
