@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-STRETCH = 1.7
+STRETCH = 1.3
 """Reading may take so many rounds' time: the gap between two tokens of a stream stays below three of the usual ones."""
 SMALLEST, LARGEST = 4, 512
 """Tokens while somebody decodes, and while nobody does: then between two pieces requests are heard and may be cancelled."""
