@@ -8,7 +8,9 @@ from typing import Any, Self
 
 from grpc.aio import AioRpcError
 from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
+from specbuild.errors import ServerError
 from specbuild.runtime.generator import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
@@ -16,6 +18,14 @@ from .client import GRACE
 from .faults import from_wire
 from .kinds import Tensor
 from .wire import MODEL, URL, Answer, Chunk, Gatherer, inputs, tensors
+
+CHANNEL = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+"""Messages of any length; and a server that was started again is found within a second (gRPC's own longest wait is two minutes)."""
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -42,6 +52,9 @@ class AsyncStream(AsyncIterator[Chunk]):
         except AioRpcError as broken:
             self._over = True
             raise from_wire(broken.details() or "", str(broken.code())) from None
+        except StopAsyncIteration:
+            self._over = True
+            raise ServerError("the server ended the stream before its answer was whole") from None
         if error is not None:
             self._over = True
             await self._drain()
@@ -81,7 +94,7 @@ class AsyncClient:
     def __init__(self, url: str = URL, model: str = MODEL) -> None:
         self.url = url
         self.model = model
-        self._client = InferenceServerClient(url)
+        self._client = InferenceServerClient(url, channel_args=CHANNEL)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, timeout: float | None = None
@@ -99,6 +112,13 @@ class AsyncClient:
             async for _ in stream:
                 pass
             return stream.answer
+
+    async def ready(self) -> bool:
+        """Whether the model is there and takes requests."""
+        try:
+            return bool(await self._client.is_model_ready(self.model, client_timeout=5))
+        except InferenceServerException:
+            return False
 
     async def close(self) -> None:
         """Close the channel."""
