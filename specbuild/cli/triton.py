@@ -98,13 +98,13 @@ def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: 
     installation = find()
     ports = Ports(grpc_port, http_port, metrics_port, host)
     door = nullcontext() if openai is None else _door(path, host, openai, f"{host}:{grpc_port}")
-    check_ports(ports)
 
     def ready() -> None:
         where = f"gRPC {host}:{grpc_port}, HTTP {host}:{http_port}, metrics {host}:{metrics_port}/metrics"
         say(f"ready: {where}{'' if openai is None else f', OpenAI http://{host}:{openai}/v1'}; Ctrl-C stops it")
 
     with door, tempfile.TemporaryDirectory(prefix="specbuild-repository-") as folder, _until_stopped() as end:
+        check_ports(ports)
         write([ModelSettings(bundle=path.resolve(), parameters=_parameters(settings))], Path(folder))
         keep_up(lambda: TritonServer(installation, Path(folder), ports), end, say=say, ready=ready)
     say("stopped")

@@ -112,12 +112,12 @@ class Endpoints:
 
 async def _body(request: Request) -> bytes:
     """All of it, unless it is too long."""
-    chunks: list[bytes] = []
+    body = bytearray()
     async for chunk in request.stream():
-        chunks.append(chunk)
-        if sum(map(len, chunks)) > MAX_BODY:
+        body += chunk
+        if len(body) > MAX_BODY:
             raise RefusedError(f"the body has more than {MAX_BODY} bytes; shorten it", status=413)
-    return b"".join(chunks)
+    return bytes(body)
 
 
 async def _failed(_: Request, error: Exception) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from typing import Self
@@ -10,7 +9,9 @@ from typing import Self
 import uvicorn
 from starlette.applications import Starlette
 
-from specbuild.errors import EnvironmentLacksError, ServerError
+from specbuild.errors import ServerError
+
+from ..server import bound
 
 GRACE_SECONDS = 1
 """What answers that run may take when it is to stop."""
@@ -18,13 +19,10 @@ START_SECONDS = 30.0
 
 
 class Door:
-    """Serves ``app``. The port is taken at once; a context manager: within it requests are answered."""
+    """Serves ``app``. A context manager: within it requests are answered."""
 
     def __init__(self, app: Starlette, host: str, port: int) -> None:
-        try:
-            self._socket = socket.create_server((host, port))
-        except OSError as error:
-            raise EnvironmentLacksError(f"{host}:{port} cannot be listened on ({error.strerror}); give another --openai port") from None
+        self._socket = bound(host, port, "--openai")
         config = uvicorn.Config(
             app, http="h11", ws="none", lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -15,7 +16,7 @@ from . import errors
 from .forms import Object
 from .job import unless_gone
 
-Emit = Callable[[Object], Awaitable[None]]
+Emit = Callable[[Object], Coroutine[Any, Any, None]]
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the latter: nginx would hold events back
 
 
