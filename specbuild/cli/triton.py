@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ def check(repository: Path) -> None:
 @click.option("--grpc-port", type=click.IntRange(1, 65535), default=8001, show_default=True)
 @click.option("--http-port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True)
+@click.option("--openai", type=click.IntRange(1, 65535), metavar="PORT", help="Answer OpenAI's HTTP API there too.")
 @with_options(*SERVER_OPTIONS)
-def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: int, **settings: int | None) -> None:
+def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: int, openai: int | None, **settings: int | None) -> None:
     """Serve a bundle until Ctrl-C, with the tritonserver on PATH or the one in nvidia-pytriton."""
     from specbuild.triton.installation import find
     from specbuild.triton.render import ModelSettings
@@ -95,12 +97,14 @@ def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: 
     path = _bundle(bundle)
     installation = find()
     ports = Ports(grpc_port, http_port, metrics_port, host)
-    check_ports(ports)
+    door = nullcontext() if openai is None else _door(path, host, openai, f"{host}:{grpc_port}")
 
     def ready() -> None:
-        say(f"ready: gRPC {host}:{grpc_port}, HTTP {host}:{http_port}, metrics {host}:{metrics_port}/metrics; Ctrl-C stops it")
+        where = f"gRPC {host}:{grpc_port}, HTTP {host}:{http_port}, metrics {host}:{metrics_port}/metrics"
+        say(f"ready: {where}{'' if openai is None else f', OpenAI http://{host}:{openai}/v1'}; Ctrl-C stops it")
 
-    with tempfile.TemporaryDirectory(prefix="specbuild-repository-") as folder, _until_stopped() as end:
+    with door, tempfile.TemporaryDirectory(prefix="specbuild-repository-") as folder, _until_stopped() as end:
+        check_ports(ports)
         write([ModelSettings(bundle=path.resolve(), parameters=_parameters(settings))], Path(folder))
         keep_up(lambda: TritonServer(installation, Path(folder), ports), end, say=say, ready=ready)
     say("stopped")
@@ -164,6 +168,17 @@ def _bundle(reference: str) -> Path:
     from specbuild.builders.store import Store
 
     return Store.default().find(reference)
+
+
+def _door(bundle: Path, host: str, port: int, url: str) -> AbstractContextManager[object]:
+    from specbuild.bundle import Bundle
+    from specbuild.triton.openai import require
+
+    require()
+    from specbuild.triton.openai.app import Endpoints
+    from specbuild.triton.openai.door import Door
+
+    return Door(Endpoints(Bundle.open(bundle), url).app(), host, port)
 
 
 def _parameters(settings: dict[str, int | None]) -> dict[str, str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
 from specbuild.errors import BusyError, CancelledError, RequestError, ServerError, SpecbuildError, TimedOutError, UsageError
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.triton.async_client import AsyncStream
 from specbuild.triton.bench import Sample, percentile, summary
 from specbuild.triton.faults import from_wire, to_triton
 from specbuild.triton.wire import tensors
@@ -55,3 +60,20 @@ def test_a_load_is_of_all_its_requests_together() -> None:
     assert load.first_token_p50 == pytest.approx(200)
     assert load.between_p50 == pytest.approx(20)
     assert load.between_p99 == pytest.approx(30)
+
+
+class Silent:
+    """A client library whose server ends a stream without a word."""
+
+    async def stream_infer(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        for nothing in ():
+            yield nothing
+
+
+def test_a_stream_that_ends_too_soon_is_an_error() -> None:
+    async def ask() -> None:
+        async with AsyncStream(Silent(), "specbuild", {}, None) as stream:
+            await anext(stream)
+
+    with pytest.raises(ServerError, match="before its answer was whole"):
+        asyncio.run(ask())
