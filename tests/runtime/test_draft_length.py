@@ -115,7 +115,10 @@ def test_the_pace_of_reading_follows_the_rounds() -> None:
     for _ in range(100):
         pace.round_took(1, 0.100)
     assert pace.tokens(1, 2) == pytest.approx(400, abs=1)
-    assert Pace(None).tokens(decoding=True) > 10**9
+    pace.round_took(8, 0.200)
+    assert pace.tokens(1, 2) == pytest.approx(400, abs=1), "one guest: the usual gap is theirs that run"
+    assert pace.tokens(1, 9) == LARGEST, "more are to come: their round is soon the usual one"
+    assert Pace(None).tokens(1, 2) > 10**9
 
 
 def test_the_pace_knows_that_a_small_piece_costs_more_a_token() -> None:
