@@ -111,20 +111,24 @@ def throughput(service: Service, prompts: Sequence[list[int]], levels: Sequence[
     return rows
 
 
-def stall(service: Service, prompt: list[int], long: list[int]) -> dict[str, float]:
-    """How long a running stream waits at most for a token while ``long`` is admitted, beside its usual gap."""
-    params = SamplingParams(temperature=0, max_tokens=400, speculation="off", ignore_eos=True)
-    stream, guest = Client(), Client()
-    service.submit(prompt, params, stream)
-    while len(stream.times) < 60:
+def stall(service: Service, prompts: Sequence[list[int]], long: list[int]) -> dict[str, float]:
+    """How long a running stream, one of ``prompts``, waits for a token while ``long`` is admitted, as multiples of its usual gap."""
+    params = SamplingParams(temperature=0, max_tokens=500, speculation="off", ignore_eos=True)
+    streams, guest = [Client() for _ in prompts], Client()
+    for prompt, stream in zip(prompts, streams, strict=True):
+        service.submit(prompt, params, stream)
+    while min(len(stream.times) for stream in streams) < 60:
         threading.Event().wait(0.01)
-    usual = median(stream.gaps)
-    start = len(stream.times)
+    first = streams[0]
+    usual, start = median(first.gaps[-40:]), len(first.times)
     service.submit(long, SamplingParams(temperature=0, max_tokens=1, speculation="off"), guest)
     guest.done.wait()
-    longest = max(stream.gaps[start : len(stream.times) - 1])
-    stream.done.wait()
-    return {"usual_ms": usual * 1e3, "longest_ms": longest * 1e3, "ratio": longest / usual, "guest_first_token_s": guest.first}
+    gaps = sorted(gap / usual for gap in first.gaps[start : len(first.times) - 1])
+    for stream in streams:
+        stream.done.wait()
+    middle, most = gaps[len(gaps) // 2], gaps[len(gaps) * 95 // 100]
+    seen = {"usual_ms": usual * 1e3, "median": middle, "p95": most, "longest": gaps[-1], "guest_first_token_s": guest.first}
+    return {"streams": len(prompts)} | seen
 
 
 def prefix(service: Service, long: list[int]) -> dict[str, float]:
@@ -145,7 +149,8 @@ def prefix(service: Service, long: list[int]) -> dict[str, float]:
 @click.option("--count", default=32, show_default=True, help="Prompts of a load.")
 @click.option("--max-tokens", default=64, show_default=True)
 @click.option("--levels", default="1,2,4,8,16", show_default=True)
-def main(reference: str, file: Path, count: int, max_tokens: int, levels: str) -> None:
+@click.option("--cut", type=int, help="Only the first so many tokens of each prompt: what decoding gives, nearly without reading.")
+def main(reference: str, file: Path, count: int, max_tokens: int, levels: str, cut: int | None) -> None:
     bundle = build(config.load(reference).recipe, store=Store.default(), probe=probe).bundle
     items = read_prompts(file)
     chosen = items[:: max(1, len(items) // count)][:count]
@@ -153,8 +158,9 @@ def main(reference: str, file: Path, count: int, max_tokens: int, levels: str) -
     prompts = [generator.encode([{"role": "user", "content": item.content}]) for item in chosen]
     long = [token for prompt in prompts for token in prompt][:1500]
     service = Service(generator)
+    prompts = [prompt[:cut] for prompt in prompts]
     result: dict[str, Any] = {"throughput": throughput(service, prompts, [int(level) for level in levels.split(",")], max_tokens)}
-    result["stall"] = stall(service, prompts[0], long)
+    result["stall"] = [stall(service, [prompt[:200] for prompt in prompts[:streams]], long) for streams in (1, 4, generator.rows - 1)]
     service.close()
     remembering = Service(Generator(bundle, interactive=True, remember=8192))
     result["prefix"] = prefix(remembering, long)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .tokenizer import Tokenizer
+from .tokenizer import REPLACEMENT, Tokenizer
 
-REPLACEMENT = "\ufffd"
 LONGEST_INCOMPLETE = 3
 """Replacement characters that the bytes of one unfinished character can decode to (a fourth byte finishes any)."""
 

@@ -42,7 +42,7 @@ class Loop:
         emissions = [s.take(v, r, d) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
         self.scheduler.observe(plan, drafts, emissions)
         self._clock(plan.sequences)
-        self._pace.round_took(perf_counter() - began)
+        self._pace.round_took(len(plan.sequences), perf_counter() - began)
         self._retire([sequence for sequence in plan.sequences if sequence.finish_reason is not None])
         return emissions
 
@@ -55,7 +55,7 @@ class Loop:
 
     def _read(self) -> None:
         """Read prompts, one after the other, as far as the pace allows between two rounds."""
-        left = self._pace.tokens(decoding=bool(self.scheduler.running))
+        left = self._pace.tokens(len(self.scheduler.running), self.scheduler.to_run)
         while left > 0 and (sequence := self.scheduler.reading or self._admit()) is not None:
             left -= self._read_piece(sequence, left)
 

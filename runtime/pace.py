@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-STRETCH = 1.7
+STRETCH = 1.3
 """Reading may take so many rounds' time: the gap between two tokens of a stream stays below three of the usual ones."""
 SMALLEST, LARGEST = 4, 512
 """Tokens while somebody decodes, and while nobody does: then between two pieces requests are heard and may be cancelled."""
@@ -13,34 +13,44 @@ WEIGHT = 0.2
 
 
 class Pace:
-    """Reading takes at most ``stretch`` times as long as the rounds do. Both are measured as they come; None: all is read at once.
+    """Reading takes at most ``stretch`` times as long as a round of all that run or are to run. Both are measured as they come.
 
     Reading n tokens is taken to cost a + b·n seconds: a pass over few tokens costs hardly less than one over a few more.
     """
 
     def __init__(self, stretch: float | None) -> None:
+        """``stretch`` None: nobody minds, all is read at once."""
         self._stretch = stretch
-        self._round_seconds = 0.0
+        self._rounds: dict[int, float] = {}
+        """Sequences → seconds of a round."""
         self._means = (0.0, 0.0, 0.0, 0.0)
         """Of n, seconds, n² and n · seconds."""
 
-    def tokens(self, *, decoding: bool) -> int:
-        """Prompt tokens to read now."""
+    def tokens(self, running: int, to_run: int) -> int:
+        """Prompt tokens to read now, where ``running`` sequences decode and ``to_run`` will when the prompts that wait have been read."""
         if self._stretch is None:
             return sys.maxsize
-        if not decoding:
+        if not running:
             return LARGEST
         fixed, each = self._line()
-        return SMALLEST if each == 0 else max(SMALLEST, min(LARGEST, int((self._stretch * self._round_seconds - fixed) / each)))
+        if each == 0:
+            return SMALLEST
+        # The prompt at the head may be a guest among those that run; where more wait, their rounds are soon the usual ones.
+        seconds = self._stretch * self._round(max(running, to_run - 1))
+        return max(SMALLEST, min(LARGEST, int((seconds - fixed) / each)))
 
-    def round_took(self, seconds: float) -> None:
+    def round_took(self, sequences: int, seconds: float) -> None:
         """A round without its reading."""
-        self._round_seconds = seconds if self._round_seconds == 0 else _moved(self._round_seconds, seconds)
+        self._rounds[sequences] = _moved(self._rounds.get(sequences, seconds), seconds)
 
     def reading_took(self, tokens: int, seconds: float) -> None:
         """A piece of ``tokens`` prompt tokens, the draft's reading included."""
         new = (tokens, seconds, tokens * tokens, tokens * seconds)
         self._means = tuple(map(_moved, self._means, new)) if any(self._means) else new  # type: ignore[assignment]  # four stay four
+
+    def _round(self, sequences: int) -> float:
+        """Seconds of the largest round seen that is not larger than that of ``sequences``."""
+        return self._rounds[max((seen for seen in self._rounds if seen <= sequences), default=min(self._rounds))]
 
     def _line(self) -> tuple[float, float]:
         """a and b, by least squares; a = 0 where all pieces were alike."""

@@ -55,6 +55,11 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda other: other.request.priority)
 
     @property
+    def to_run(self) -> int:
+        """How many will run when the prompts that wait have been read."""
+        return min(self._rows, len(self.held) + self.waiting)
+
+    @property
     def held(self) -> tuple[Running, ...]:
         """Those that hold resources."""
         return (*self._running, *([] if self._reading is None else [self._reading]))

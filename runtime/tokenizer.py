@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from specbuild.bundle import Vocabulary
 from specbuild.errors import BundleError, RequestError
+
+REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
@@ -52,6 +55,18 @@ class Tokenizer:
         text: str = self._fast.decode(list(tokens), skip_special_tokens=skip_special)
         return text
 
+    def token_bytes(self, token: int) -> bytes:
+        """UTF-8 of what ``token`` adds to a text; of one that is a part of a character, that part."""
+        before = self.encode("a", special=False)[-1:]  # what begins a text, some decoders strip
+        text = self.decode([*before, token], skip_special=False)[len(self.decode(before)) :]
+        piece = self._token(token)
+        if REPLACEMENT not in text:
+            return text.encode()
+        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+            return bytes.fromhex(fallback[1])
+        symbols = byte_symbols()
+        return bytes(symbols[symbol] for symbol in piece) if symbols.keys() >= set(piece) else text.encode()
+
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak.
 
@@ -70,6 +85,13 @@ class Tokenizer:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         # The template writes the special tokens itself.
         return self.encode(text, special=False)
+
+
+def byte_symbols() -> dict[str, int]:
+    """Character → the byte that it stands for in a byte-level vocabulary (GPT-2's): printable ones for themselves, the rest from U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

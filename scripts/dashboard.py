@@ -158,8 +158,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Rounds",
-            "Rounds a second, and the sequences in one: how well requests are batched.",
-            ((rate("rounds"), "rounds {{model}}"), (f"{rate('sequence_rounds')} / {rate('rounds')}", "sequences in one {{model}}")),
+            "Rounds a second, and the sequences in one: how well requests are batched. Without turns the model hangs.",
+            (
+                (rate("rounds"), "rounds {{model}}"),
+                (f"{rate('sequence_rounds')} / {rate('rounds')}", "sequences in one {{model}}"),
+                (rate("turns"), "turns {{model}}"),
+            ),
         ),
     ),
     "KV": (

@@ -40,6 +40,7 @@ ABILITIES = (
     Ability("run TensorRT-RTX plans", ("tensorrt-rtx-cu13-bindings|tensorrt-rtx", "torch", GPU), "pip install 'specbuild[rtx]' torch"),
     Ability("build and run mainline TensorRT engines", ("tensorrt", "torch", GPU), "pip install 'specbuild[tensorrt]'"),
     Ability("talk to Triton", ("tritonclient",), "pip install specbuild"),
+    Ability("answer OpenAI's clients", ("starlette", "uvicorn"), "pip install 'specbuild[openai]'"),
     Ability("run the tests", ("pytest", "hypothesis", "transformers"), "pip install 'specbuild[test]'"),
 )
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +83,21 @@ def check(repository: Path) -> None:
 @click.option("--grpc-port", type=click.IntRange(1, 65535), default=8001, show_default=True)
 @click.option("--http-port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True)
+@click.option("--openai", type=click.IntRange(1, 65535), metavar="PORT", help="Answer OpenAI's HTTP API there too.")
 @click.option(
-    "--hang-seconds",
-    type=click.FloatRange(min=1),
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Stood still so long, it is restarted.",
+    "--hang-seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="S", help="Restart it after a standstill."
 )
 @with_options(*SERVER_OPTIONS)
-def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: int, hang_seconds: float, **settings: int | None) -> None:
+def serve(
+    bundle: str,
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    metrics_port: int,
+    openai: int | None,
+    hang_seconds: float,
+    **settings: int | None,
+) -> None:
     """Serve a bundle until Ctrl-C, with the tritonserver on PATH or the one in nvidia-pytriton."""
     from specbuild.triton.installation import find
     from specbuild.triton.render import ModelSettings
@@ -101,13 +107,15 @@ def serve(bundle: str, host: str, grpc_port: int, http_port: int, metrics_port: 
     path = _bundle(bundle)
     installation = find()
     ports = Ports(grpc_port, http_port, metrics_port, host)
-    check_ports(ports)
+    door = nullcontext() if openai is None else _door(path, host, openai, f"{host}:{grpc_port}")
 
     def ready() -> None:
-        say(f"ready: gRPC {host}:{grpc_port}, HTTP {host}:{http_port}, metrics {host}:{metrics_port}/metrics; Ctrl-C stops it")
+        where = f"gRPC {host}:{grpc_port}, HTTP {host}:{http_port}, metrics {host}:{metrics_port}/metrics"
+        say(f"ready: {where}{'' if openai is None else f', OpenAI http://{host}:{openai}/v1'}; Ctrl-C stops it")
 
     models = [ModelSettings(bundle=path.resolve(), parameters=_parameters(settings))]
-    with _until_stopped() as end:
+    with door, _until_stopped() as end:
+        check_ports(ports)
         keep_up(lambda: TritonServer(installation, models, ports, hang_seconds=hang_seconds), end, say=say, ready=ready)
     say("stopped")
 
@@ -178,6 +186,17 @@ def _bundle(reference: str) -> Path:
     from specbuild.builders.store import Store
 
     return Store.default().find(reference)
+
+
+def _door(bundle: Path, host: str, port: int, url: str) -> AbstractContextManager[object]:
+    from specbuild.bundle import Bundle
+    from specbuild.triton.openai import require
+
+    require()
+    from specbuild.triton.openai.app import Endpoints
+    from specbuild.triton.openai.door import Door
+
+    return Door(Endpoints(Bundle.open(bundle), url).app(), host, port)
 
 
 def _parameters(settings: dict[str, int | None]) -> dict[str, str]:

@@ -8,7 +8,9 @@ from typing import Any, Self
 
 from grpc.aio import AioRpcError
 from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
+from specbuild.errors import ServerError
 from specbuild.runtime.generator import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
@@ -21,8 +23,11 @@ CHANNEL = [
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-"""Where the name has many addresses, as a headless Service has, requests go to them in turn. Messages may have any length."""
+"""Where the name has many addresses, as a headless Service has, requests go to them in turn. Messages may have any length. A server
+that was started again is found within a second (gRPC's own longest wait is two minutes)."""
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -49,6 +54,9 @@ class AsyncStream(AsyncIterator[Chunk]):
         except AioRpcError as broken:
             self._over = True
             raise from_wire(broken.details() or "", str(broken.code())) from None
+        except StopAsyncIteration:
+            self._over = True
+            raise ServerError("the server ended the stream before its answer was whole") from None
         if error is not None:
             self._over = True
             await self._drain()
@@ -106,6 +114,13 @@ class AsyncClient:
             async for _ in stream:
                 pass
             return stream.answer
+
+    async def ready(self) -> bool:
+        """Whether the model is there and takes requests."""
+        try:
+            return bool(await self._client.is_model_ready(self.model, client_timeout=5))
+        except InferenceServerException:
+            return False
 
     async def close(self) -> None:
         """Close the channel."""

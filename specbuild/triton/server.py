@@ -243,13 +243,23 @@ def check_ports(ports: Ports) -> None:
         EnvironmentLacksError: something listens there already, or it is not for us.
     """
     for name in ("grpc", "http", "metrics"):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((ports.host, getattr(ports, name)))
-            except OSError as error:
-                where = f"{ports.host}:{getattr(ports, name)}"
-                raise EnvironmentLacksError(f"{where} cannot be listened on ({error.strerror}); give another --{name}-port") from None
+        bound(ports.host, getattr(ports, name), f"--{name}-port").close()
+
+
+def bound(host: str, port: int, option: str) -> socket.socket:
+    """A socket at a port that the command line's ``option`` named.
+
+    Raises:
+        EnvironmentLacksError: something listens there already, or it is not for us.
+    """
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise EnvironmentLacksError(f"{host}:{port} cannot be listened on ({error.strerror}); give another {option}") from None
+    return made
 
 
 def free_ports(host: str = Ports.host) -> Ports:

@@ -53,6 +53,7 @@ def exported() -> dict[str, set[str]]:
         accepted_by_position=Counter({0: 1}),
         draft_lens=Counter({1: 1}),
         zero_acceptance={"ngram": False},
+        turns=1,
     )
     Recorder(SimpleNamespace(MetricFamily=Family), "specbuild").record(stats, Latencies())
     return made

@@ -12,8 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from specbuild.bundle import Vocabulary
 from specbuild.errors import RequestError
-from specbuild.runtime.detokenizer import REPLACEMENT, Detokenizer, StopFilter
-from specbuild.runtime.tokenizer import Tokenizer
+from specbuild.runtime.detokenizer import Detokenizer, StopFilter
+from specbuild.runtime.tokenizer import REPLACEMENT, Tokenizer
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 VOCABULARY = Vocabulary(size=256, bos_token_id=None, eos_token_ids=(), pad_token_id=None)

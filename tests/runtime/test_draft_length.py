@@ -107,26 +107,29 @@ def test_rates_stay_between_0_and_1(rounds: list[tuple[int, bool]]) -> None:
 
 def test_the_pace_of_reading_follows_the_rounds() -> None:
     pace = Pace(2.0)
-    assert pace.tokens(decoding=False) == LARGEST
-    assert pace.tokens(decoding=True) == SMALLEST
-    pace.round_took(0.010)
+    assert pace.tokens(0, 1) == LARGEST
+    assert pace.tokens(1, 2) == SMALLEST
+    pace.round_took(1, 0.010)
     pace.reading_took(100, 0.050)
-    assert pace.tokens(decoding=True) == 40
+    assert pace.tokens(1, 2) == 40
     for _ in range(100):
-        pace.round_took(0.100)
-    assert pace.tokens(decoding=True) == pytest.approx(400, abs=1)
-    assert Pace(None).tokens(decoding=True) > 10**9
+        pace.round_took(1, 0.100)
+    assert pace.tokens(1, 2) == pytest.approx(400, abs=1)
+    pace.round_took(8, 0.200)
+    assert pace.tokens(1, 2) == pytest.approx(400, abs=1), "one guest: the usual gap is theirs that run"
+    assert pace.tokens(1, 9) == LARGEST, "more are to come: their round is soon the usual one"
+    assert Pace(None).tokens(1, 2) > 10**9
 
 
 def test_the_pace_knows_that_a_small_piece_costs_more_a_token() -> None:
     pace = Pace(2.0)
-    pace.round_took(0.004)
+    pace.round_took(1, 0.004)
     for tokens in (4, 16, 4, 64, 8):
         pace.reading_took(tokens, 0.003 + 0.0005 * tokens)
-    assert pace.tokens(decoding=True) == pytest.approx(10, abs=1)
+    assert pace.tokens(1, 2) == pytest.approx(10, abs=1)
     for _ in range(200):  # pieces that are all alike say nothing of a smaller one
         pace.reading_took(10, 0.020)
-    assert pace.tokens(decoding=True) == 4
+    assert pace.tokens(1, 2) == 4
 
 
 def test_a_text_is_found_by_its_longest_shared_beginning() -> None:

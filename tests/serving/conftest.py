@@ -6,12 +6,17 @@ of that name.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
+from specbuild.bundle import Bundle
 from specbuild.triton.installation import Installation, find
+from specbuild.triton.openai.app import Endpoints
+from specbuild.triton.openai.door import Door
 from specbuild.triton.render import ModelSettings, render
 from specbuild.triton.server import TritonServer, free_ports
 
@@ -37,3 +42,25 @@ def server(installation: Installation, tiny_bundle: Path, tmp_path_factory: pyte
 def url(server: TritonServer) -> str:
     """Of its gRPC."""
     return f"{server.ports.host}:{server.ports.grpc}"
+
+
+@pytest.fixture(scope="session")
+def door(server: TritonServer, tiny_bundle: Path) -> Iterator[Door]:
+    """OpenAI's API in front of the server, on a free port."""
+    app = Endpoints(Bundle.open(tiny_bundle), f"{server.ports.host}:{server.ports.grpc}").app()
+    with Door(app, "127.0.0.1", 0) as door:
+        yield door
+    assert not any(thread.name == "specbuild-openai" for thread in threading.enumerate())
+
+
+@pytest.fixture(scope="session")
+def address(door: Door) -> str:
+    """Of the door."""
+    return f"http://127.0.0.1:{door.port}"
+
+
+@pytest.fixture(scope="session")
+def client(address: str) -> Iterator[OpenAI]:
+    """OpenAI's own, which does not try again."""
+    with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
 from specbuild.errors import BusyError, CancelledError, RequestError, ServerError, SpecbuildError, TimedOutError, UsageError
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.triton.async_client import AsyncStream
 from specbuild.triton.bench import Load, Sample, percentile, summary
 from specbuild.triton.faults import from_wire, to_triton
 from specbuild.triton.wire import tensors
@@ -77,3 +82,20 @@ def test_a_load_is_of_all_its_requests_together() -> None:
 def test_a_load_of_errors_alone() -> None:
     load = summary(1, [ServerError("gone")], seconds=1.0)
     assert (load.requests, load.errors, load.tokens_per_second, load.token_p95, load.draft_lens) == (0, {"internal error": 1}, 0, 0, {})
+
+
+class Silent:
+    """A client library whose server ends a stream without a word."""
+
+    async def stream_infer(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        for nothing in ():
+            yield nothing
+
+
+def test_a_stream_that_ends_too_soon_is_an_error() -> None:
+    async def ask() -> None:
+        async with AsyncStream(Silent(), "specbuild", {}, None) as stream:
+            await anext(stream)
+
+    with pytest.raises(ServerError, match="before its answer was whole"):
+        asyncio.run(ask())

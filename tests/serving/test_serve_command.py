@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,8 +33,8 @@ ENDLESS = SamplingParams(seed=1, max_tokens=900, ignore_eos=True, speculation="o
 class Serving:
     """The command, running, and what it has said."""
 
-    def __init__(self, process: subprocess.Popen[str], ports: Ports) -> None:
-        self.process, self.ports = process, ports
+    def __init__(self, process: subprocess.Popen[str], ports: Ports, door: int) -> None:
+        self.process, self.ports, self.door = process, ports, door
         self.said: list[str] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -39,6 +42,17 @@ class Serving:
     @property
     def url(self) -> str:
         return f"{self.ports.host}:{self.ports.grpc}"
+
+    def openai(self, **fields: object) -> tuple[int, bytes]:
+        """Status and the first line of the answer of OpenAI's door."""
+        body = json.dumps({"model": "specbuild", "prompt": "a", "temperature": 0, "max_tokens": 3} | fields).encode()
+        request = urllib.request.Request(f"http://{self.ports.host}:{self.door}/v1/completions", data=body)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.readline()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
 
     def wait_ready(self, times: int = 1) -> None:
         deadline = time.monotonic() + 60
@@ -79,10 +93,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def serving(bundle: Path, *options: str) -> Iterator[Serving]:
-    ports = free_ports()
+    ports, door = free_ports(), free_ports().http
     command = [sys.executable, "-m", "specbuild", "triton", "serve", "-b", str(bundle), "--threads", "1", *options]
-    command += [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}"]
-    running = Serving(subprocess.Popen(command, stderr=subprocess.PIPE, text=True), ports)
+    command += [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}", f"--openai={door}"]
+    running = Serving(subprocess.Popen(command, stderr=subprocess.PIPE, text=True), ports, door)
     try:
         running.wait_ready()
         yield running
@@ -124,6 +138,7 @@ def test_ctrl_c_in_mid_stream_leaves_nothing(tiny_bundle: Path, temporary: Path)
     with serving(tiny_bundle) as running:
         stream = Client(running.url).stream("a", ENDLESS)
         next(stream)
+        assert running.openai(stream=True, max_tokens=900, seed=1, specbuild={"ignore_eos": True})[0] == 200
         (folder,) = scratches(temporary)
         assert len(processes(f"--grpc-port={running.ports.grpc}")) == 2
         pids = processes(folder.name)
@@ -151,9 +166,15 @@ def test_a_killed_model_is_started_again(tiny_bundle: Path, temporary: Path) -> 
             for _ in stream:
                 pass
         assert time.monotonic() - began < 2
+        status, answer = running.openai()
+        assert (status, json.loads(answer)["error"]["code"]) == (503, "unavailable")
         running.wait_ready(times=2)
         assert "a process of the server died; starting it again in 1 s" in running.said
-        assert Client(running.url).generate("a", SamplingParams(temperature=0, max_tokens=3)).text
+        text = Client(running.url).generate("a", SamplingParams(temperature=0, max_tokens=3)).text
+        deadline = time.monotonic() + 5
+        while (asked := running.openai())[0] != 200:
+            assert time.monotonic() < deadline, asked
+        assert json.loads(asked[1])["choices"][0]["text"] == text
         assert left(folder) == []
         running.interrupt()
     assert scratches(temporary) == []
@@ -196,8 +217,17 @@ def test_a_taken_port_is_refused_before_anything_starts(tiny_bundle: Path, capsy
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert run(["triton", "serve", "-b", str(tiny_bundle), "--grpc-port", str(port)]) == 3
-    assert f"127.0.0.1:{port} cannot be listened on" in capsys.readouterr().err
+        for option in ("--grpc-port", "--openai"):
+            assert run(["triton", "serve", "-b", str(tiny_bundle), option, str(port)]) == 3
+            assert f"127.0.0.1:{port} cannot be listened on (Address already in use); give another {option}" in capsys.readouterr().err
+
+
+def test_a_door_without_its_libraries_is_refused(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specbuild.triton.openai.LIBRARIES", ("starlette", "no_such_library"))
+    assert run(["triton", "serve", "-b", str(tiny_bundle), "--openai", "8100"]) == 3
+    assert "the OpenAI door needs no_such_library, not installed here; pip install 'specbuild[openai]'" in capsys.readouterr().err
 
 
 def test_render_and_check_commands(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
