@@ -108,12 +108,16 @@ def differing(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
 
 
+def greedy(bundle: Bundle, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[Question]:
+    """Half of them with the draft length that the server chooses, half with the longest: drafts there are in any case."""
+    draft_lens = None, bundle.manifest.recipe.speculation.max_draft_len
+    params = [SamplingParams(temperature=0, max_tokens=n, draft_len=draft_lens[i % 2]) for i, n in enumerate(lengths)]
+    return plain(bundle, [Question(prompt, param) for prompt, param in zip(prompts, params, strict=True)])
+
+
 def identity(bundle: Bundle, prompts: Sequence[Prompt], options: argparse.Namespace) -> dict[str, Any]:
-    """Half of the prompts with the draft length that the server chooses, half with the longest: drafts there are in any case."""
-    longest = bundle.manifest.recipe.speculation.max_draft_len
-    greedy = SamplingParams(temperature=0, max_tokens=options.max_tokens)
-    params = [greedy, replace(greedy, draft_len=longest)]
-    questions = plain(bundle, [Question(prompt, params[i % 2]) for i, prompt in enumerate(spread(prompts, options.count))])
+    """On a server that answers nothing else: its counters are these answers' figures."""
+    questions = greedy(bundle, spread(prompts, options.count), [options.max_tokens] * options.count)
     with serving(bundle) as server:
         answers = ask(server, questions, options.concurrency)
         balance = Balance()
@@ -164,8 +168,7 @@ def seeds(bundle: Bundle, prompts: Sequence[Prompt], options: argparse.Namespace
 def soak(bundle: Bundle, prompts: Sequence[Prompt], options: argparse.Namespace) -> dict[str, Any]:
     """See ``Soak``. The questions' lengths go from 8 tokens to 48."""
     lengths = [8 + 40 * index // (SOAKED - 1) for index in range(SOAKED)]
-    asked = [Question(p, SamplingParams(temperature=0, max_tokens=n)) for p, n in zip(spread(prompts, SOAKED), lengths, strict=True)]
-    questions = plain(bundle, asked)
+    questions = greedy(bundle, spread(prompts, SOAKED), lengths)
     with serving(bundle) as server:
         found = asyncio.run(Soak(server, questions, options.soak_seconds).run())
         right = [(answer.text, answer.tokens) for answer in ask(server, questions, 1)] == [question.text for question in questions]

@@ -67,6 +67,7 @@ class Soak:
     def __init__(self, server: TritonServer, questions: Sequence[Asked], seconds: float) -> None:
         self._server, self._questions, self._seconds = server, questions, seconds
         self._url = f"{server.ports.host}:{server.ports.grpc}"
+        self._pids = (server.pid, *server.stubs())
         self._random = random.Random(0)
         self._end = 0.0
         self._usual = 1.0
@@ -88,7 +89,7 @@ class Soak:
                 group.create_task(self._watch(began))
             metrics = await asyncio.to_thread(settled, self._server.ports)
             ready = await client.ready()
-        warm, end = self._footprints[0][1], Footprint.of(self._server)
+        warm, end = self._footprints[0][1], Footprint.of(self._pids)
         growth = end.mebibytes / warm.mebibytes - 1
         problems = [f"{count} × {what}" for what, count in self._problems.items()]
         problems += self._balance.differences(metrics, others=True)
@@ -118,12 +119,11 @@ class Soak:
                 if roll < LEAVING:
                     await self._leave(client, question, moment)
                 elif roll < LEAVING + HURRIED:
-                    with suppress(TimedOutError):
-                        self._seen["timed_out"] += 1
-                        await self._whole(client, question, moment)
-                        self._seen["timed_out"] -= 1
+                    await self._whole(client, question, moment)
                 else:
                     await self._whole(client, question, None)
+            except TimedOutError:
+                self._seen["timed_out"] += 1
             except SpecbuildError as error:
                 self._problems[f"{type(error).__name__}: {error}"] += 1
 
@@ -174,5 +174,5 @@ class Soak:
     async def _watch(self, began: float) -> None:
         await asyncio.sleep(min(WARM_UP, self._seconds / 5))
         while time.monotonic() < self._end:
-            self._footprints.append((time.monotonic() - began, Footprint.of(self._server)))
+            self._footprints.append((time.monotonic() - began, Footprint.of(self._pids)))
             await asyncio.sleep(min(SAMPLE_EVERY, max(0.0, self._end - time.monotonic())))

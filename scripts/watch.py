@@ -6,13 +6,13 @@ import re
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbuild.triton.metrics import PREFIX
-from specbuild.triton.server import Ports, TritonServer
+from specbuild.triton.server import Ports
 
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? (\S+)")
 SUMS = {
@@ -93,14 +93,19 @@ class Balance:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What the server and its models' processes take together."""
+    """What processes take together."""
 
     mebibytes: float
     """Resident."""
     threads: int
 
     @classmethod
-    def of(cls, server: TritonServer) -> Footprint:
-        status = [Path(f"/proc/{pid}/status").read_text() for pid in (server.pid, *server.stubs())]
+    def of(cls, pids: Iterable[int]) -> Footprint:
+        """As the kernel says.
+
+        Raises:
+            OSError: one of them is no more.
+        """
+        status = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
         kib, threads = (sum(int(re.findall(rf"^{key}:\s+(\d+)", text, re.M)[0]) for text in status) for key in ("VmRSS", "Threads"))
         return cls(kib / 1024, threads)
