@@ -18,6 +18,8 @@ WATCH_SECONDS = 0.05
 """How often Triton is asked whether clients have left."""
 WATCH_SHARE = 0.05
 """Of the thread's time, the most that asking takes, however many requests wait."""
+WATCH_LONGEST = 1.0
+"""Seconds between two times of asking in any case: one that took long because the machine stood still says nothing of the next."""
 
 
 class Post:
@@ -69,7 +71,7 @@ class Post:
                 self._watch()
                 self._tick()
                 now = time.monotonic()
-                due = now + max(WATCH_SECONDS, (now - began) / WATCH_SHARE)
+                due = now + min(max(WATCH_SECONDS, (now - began) / WATCH_SHARE), WATCH_LONGEST)
 
     def _send(self, exchange: Exchange, message: Message) -> None:
         if exchange.closed:
