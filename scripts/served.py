@@ -1,6 +1,6 @@
 """Does a real server keep its promises? A tritonserver of its own over a bundle, asked over gRPC on the loopback interface.
 
-    python scripts/served.py --prompts spec_bench.jsonl                                  # all parts, about 15 minutes on 2 cores
+    python scripts/served.py --prompts spec_bench.jsonl                                  # all parts, about 12 minutes on 2 cores
     python scripts/served.py --prompts spec_bench.jsonl --parts soak --soak-seconds 60   # one of them, shorter
 
 identity  Prompts streamed 16 at a time, speculation on, are what plain decoding alone in process gives, token for token; the
