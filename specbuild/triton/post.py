@@ -18,6 +18,8 @@ WATCH_SECONDS = 0.05
 """How often Triton is asked whether clients have left."""
 WATCH_SHARE = 0.05
 """Of the thread's time, the most that asking takes, however many requests wait."""
+WATCH_LONGEST = 1.0
+"""Seconds between two times of asking in any case: one that took long because the machine stood still says nothing of the next."""
 
 
 class Post:
@@ -85,7 +87,7 @@ class Post:
             began = time.monotonic()
             self._tick()
             now = time.monotonic()
-            yield now + max(WATCH_SECONDS, (spent + now - began) / WATCH_SHARE)
+            yield now + min(max(WATCH_SECONDS, (spent + now - began) / WATCH_SHARE), WATCH_LONGEST)
 
     def _send(self, exchange: Exchange, message: Message) -> None:
         if exchange.closed:

@@ -91,6 +91,23 @@ def test_figures_come_with_the_last_response(make: Make) -> None:
     assert times == sorted(times)
 
 
+def test_asking_that_once_took_long_is_not_put_off_for_long(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the machine stood still meanwhile: the next time is a second later, not twenty times as long."""
+    asked, times = request(text_input=["a"]), []
+
+    def is_cancelled() -> bool:
+        times.append(time.monotonic())
+        time.sleep(0.3 if len(times) == 1 else 0)
+        return len(times) > 1
+
+    monkeypatch.setattr(asked.sender, "is_cancelled", is_cancelled)
+    make(FakeService(hold=True)).execute([asked])
+    deadline = time.monotonic() + 4
+    while len(times) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(times) == 2
+
+
 def test_log_probabilities_come_with_their_tokens(make: Make) -> None:
     streamed, whole = (
         request(text_input=["a b c"], streaming=streaming, sampling_param_logprobs=0, return_cumulative_logprob=True)
