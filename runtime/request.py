@@ -139,6 +139,9 @@ class Running:
         return text
 
     def _rest(self, text: str) -> str:
-        """``text`` and what was held back for characters and stop strings that never came."""
+        """``text`` and what was held back for characters and stop strings that never came; now and then it completes a stop string."""
         last, stop = self._stops.push(self._detokenizer.flush())
-        return text + last + ("" if stop is not None else self._stops.flush())
+        if stop is None:
+            return text + last + self._stops.flush()
+        self.finish_reason, self.stop_reason = "stop", stop
+        return text + last

@@ -145,6 +145,14 @@ def test_text_held_back_for_a_stop_string_that_never_came_is_shown_at_the_end(to
         assert (completion.text, completion.finish_reason) == (plain.text[:last], end)
 
 
+def test_a_stop_string_that_only_the_end_completes(toys: Toys) -> None:
+    """An unfinished character becomes U+FFFD when nothing follows it, and that is what was to end the text."""
+    part = toys.generator().tokenizer.encode("€")[0]
+    params = SamplingParams(temperature=0, max_tokens=2, logit_bias={part: 100}, stop=["\ufffd"])
+    completion = toys.generator().generate([[1, 2, 3]], params)[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("", "stop", "\ufffd")
+
+
 def test_rows_are_taken_in_the_order_of_asking(toys: Toys) -> None:
     generator = toys.generator(batch=2)
     firsts = list(dict.fromkeys(delta.index for delta in generator.stream([[1]] * 6, SamplingParams(**LONG))))
