@@ -201,7 +201,8 @@ def test_openai(address: str, body: str) -> None:
     status, answer = post(f"{address}/v1/chat/completions", body)
     assert took(began) < SLOWEST
     event(f"status {status}")
-    assert status in (200, 400, 404)
+    # 429: the many choices of a request before, refused since, are still being taken back.
+    assert status in (200, 400, 404, 429)
     assert status == 200 or json.loads(answer)["error"].keys() == {"message", "type", "param", "code"}
 
 
