@@ -172,7 +172,7 @@ def soak(bundle: Bundle, prompts: Sequence[Prompt], options: argparse.Namespace)
     with serving(bundle) as server:
         found = asyncio.run(Soak(server, questions, options.soak_seconds).run())
         right = [(answer.text, answer.tokens) for answer in ask(server, questions, 1)] == [question.text for question in questions]
-        if not right or not server.healthy:
+        if not right or server.trouble is not None:
             found["problems"].append("the server does not answer rightly any more")
     return {"part": "soak", **found}
 
