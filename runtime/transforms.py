@@ -136,9 +136,10 @@ def _log_weights(scores: NDArray[np.float32], top: float, temperature: float) ->
 
 def _least(top: float, temperature: float, weight: float) -> np.float32:
     """A score just below all whose weight, relative to the largest, reaches ``weight``; the least finite one for 0."""
-    if weight == 0:
-        return np.finfo(np.float32).min
-    least: np.float32 = np.nextafter(np.float32(top + temperature * math.log(weight)), np.float32(-np.inf))
+    lowest = np.finfo(np.float32).min
+    if weight == 0 or (score := top + temperature * math.log(weight)) <= lowest:  # a temperature may be any float
+        return lowest
+    least: np.float32 = np.nextafter(np.float32(score), np.float32(-np.inf))
     return least
 
 

@@ -131,6 +131,15 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert as_dict(Transforms(SamplingParams(top_p=0.3), 5), row, context).keys() == {1}
 
 
+@pytest.mark.parametrize("options", [{}, {"min_p": 0.5}, {"top_p": 0.999}])
+def test_the_hottest_temperature_is_the_uniform_law(options: dict[str, Any]) -> None:
+    """The largest float32, as it may come over the wire, and a law with nothing cut off it."""
+    row = np.linspace(-9, 9, 20).astype(np.float32)
+    assert as_dict(Transforms(SamplingParams(temperature=3.4e38, **options), 20), row, Context([])) == pytest.approx(
+        dict.fromkeys(range(20), 0.05)
+    )
+
+
 def test_greedy_is_the_limit_of_low_temperature() -> None:
     row = np.array([1, 3, 2], dtype=np.float32)
     cold = as_dict(Transforms(SamplingParams(temperature=0.001), 3), row, Context([]))
