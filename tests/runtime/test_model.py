@@ -140,3 +140,41 @@ def test_only_wanted_rows_are_computed() -> None:
     logits = model.feed({"a": Feed((1, 2, 3), wanted=(2,)), "b": Feed((4,), wanted=(0,))})
     assert {owner: rows.shape for owner, rows in logits.items()} == dict.fromkeys("ab", (1, MODEL.vocab_size))
     np.testing.assert_array_equal(logits["a"][0], MODEL.after([1, 2, 3]))
+
+
+def test_a_prompt_takes_over_what_one_that_still_decodes_has_read() -> None:
+    model = CachedModel(ToyEngine(MODEL, toy_entry("target", MODEL)), 3, remember=48)
+    text = [token % VOCABULARY for token in range(40)]
+    alike = [*text[:36], 5, 6]
+    for owner, prompt, known in (("first", text, 0), ("second", alike, 36)):
+        assert model.begin(owner, prompt) == known
+        model.prefill(owner, prompt[known:])
+        model.start(owner, prompt)
+    read = [step.input_ids.shape[1] for step in model.engine.steps]  # type: ignore[attr-defined]  # a toy
+    assert sum(read) == len(text) + 2
+    logits = model.feed({owner: Feed((1,), wanted=(0,)) for owner in ("first", "second")})
+    np.testing.assert_array_equal(logits["first"][0], MODEL.after([*text, 1]))
+    np.testing.assert_array_equal(logits["second"][0], MODEL.after([*alike, 1]))
+    model.release("first")
+    model.check()
+    assert model.begin("third", text) == 36, "of the second, which is all there is"
+    model.release("third")
+    model.release("second", alike)
+    assert model.begin("fourth", [*alike, 1, 2]) == len(alike), "remembered when it left"
+    model.check()
+
+
+def test_a_prompt_that_is_being_read_is_in_nobodys_pass() -> None:
+    """Neither as a row of it nor by its length."""
+    model = CachedModel(ToyEngine(MODEL, toy_entry("target", MODEL)), 3)
+    model.begin("short", [1, 2])
+    model.prefill("short", [1, 2])
+    model.start("short", [1, 2])
+    model.begin("long", [3] * 40)
+    model.prefill("long", [3] * 30)
+    model.feed({"short": Feed((4,), wanted=(0,))})
+    batch, width, view = passes(model)[-1]
+    assert (batch, width) == (1, 1)
+    assert view < 30
+    with pytest.raises(CapacityError, match="all 1 cache rows are held"):
+        model.begin("third", [1])
