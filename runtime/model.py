@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from time import perf_counter
 
 import numpy as np
@@ -73,7 +74,9 @@ class CachedModel:
         self.reading.reserve(owner)
         wanted = np.array(prompt, np.int64)
         saved, shared = self.prefixes.find(wanted)
-        neighbour, alike = max(((other, common(text, wanted)) for other, text in self._prompts.items()), key=_second, default=(None, 0))
+        neighbour, alike = max(
+            ((other, common(text, wanted)) for other, text in self._prompts.items()), key=itemgetter(1), default=(None, 0)
+        )
         known = max(shared, alike) if self.prefixes.worth(max(shared, alike)) else 0
         if known:
             self.reading.make_room(known, at_least=self._fixed_view)
@@ -174,10 +177,6 @@ class CachedModel:
             step.attention_mask[index, 0, :count] = mask
             step.logit_rows[index, : len(feed.wanted)] = feed.wanted
         return step
-
-
-def _second(pair: tuple[Hashable, int]) -> int:
-    return pair[1]
 
 
 def _chain(start: int, count: int, view: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,9 @@ class Prefixes:
     def find(self, tokens: Sequence[int] | NDArray[np.int64]) -> tuple[Any, int]:
         """(what was saved of the text that begins most like ``tokens``, how many tokens they share); (None, 0) when too few."""
         wanted = np.array(tokens, np.int64)
-        best, shared = max(((number, common(text.tokens, wanted)) for number, text in self._texts.items()), key=_second, default=(0, 0))
+        best, shared = max(
+            ((number, common(text.tokens, wanted)) for number, text in self._texts.items()), key=itemgetter(1), default=(0, 0)
+        )
         if shared < SHORTEST:
             return None, 0
         self._texts.move_to_end(best)
@@ -78,7 +81,3 @@ def common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     return int(differ.argmax()) if differ.any() else length
-
-
-def _second(pair: tuple[int, int]) -> int:
-    return pair[1]
