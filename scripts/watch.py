@@ -49,19 +49,19 @@ def scrape(ports: Ports) -> dict[str, float]:
 
 
 def settled(ports: Ports, timeout: float = 60.0) -> dict[str, float]:
-    """The same once nothing runs or waits and the figures, which are brought up to date twice a second, stand still."""
+    """The same once nothing runs or waits and what is shown of it, which is brought up to date twice a second, stands still."""
     deadline, before = time.monotonic() + timeout, scrape(ports)
     while True:
         time.sleep(1.5)
         now = scrape(ports)
-        if time.monotonic() > deadline or (now == before and not any(now[name] for name in HELD)):
+        if time.monotonic() > deadline or (counters(now) == counters(before) and not any(now[name] for name in HELD)):
             return now
         before = now
 
 
 def counters(metrics: Mapping[str, float]) -> dict[str, int]:
-    """What of them is shown."""
-    return {name: int(metrics[name]) for name in SHOWN}
+    """What of them is shown; what has labels is not there before its first value."""
+    return {name: int(metrics.get(name, 0)) for name in SHOWN}
 
 
 class Balance:
