@@ -12,7 +12,7 @@ from ..draft import Draft
 from ..law import Law
 from ..model import CachedModel, Feed
 from ..request import Running
-from .base import Ask
+from .base import Ask, Proposer
 
 
 @dataclass
@@ -36,7 +36,7 @@ class _Branch:
         return Draft.chain(self.tokens, self.laws if self.sequence.rule.needs_laws else None)
 
 
-class DraftModelProposer:
+class DraftModelProposer(Proposer):
     """An engine and a cache of its own, brought up to date when a draft is asked for, however many rounds went by without."""
 
     def __init__(self, model: CachedModel) -> None:
@@ -52,8 +52,9 @@ class DraftModelProposer:
 
     def read(self, sequence: Running, length: int) -> None:
         self._read(sequence, sequence.tokens[self._rows[sequence.id].agreed : length])
-        if length == len(sequence.tokens) - 1:
-            self._model.start(sequence.id, sequence.tokens[:-1])
+
+    def start(self, sequence: Running) -> None:
+        self._model.start(sequence.id, sequence.tokens[:-1])
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         branches = [_Branch(ask) for ask in asks]

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 
 from ..draft import Draft
 from ..request import Running
-from .base import Ask
+from .base import Ask, Proposer
 
 
 class NgramIndex:
@@ -57,10 +57,8 @@ class NgramIndex:
         return 0, 0
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Drafts by copying. Knows nothing of the engine; a sequence costs one dictionary."""
-
-    engine_seconds = 0.0
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
