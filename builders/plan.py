@@ -188,9 +188,10 @@ def engine_bytes(spec: DecoderSpec, precision: Precision, *, width: int, positio
 
 
 def _matrices(spec: DecoderSpec) -> int:
-    """Weights of all layers' matrices."""
+    """Weights of all layers' matrices but routers, which are never quantised."""
     attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
-    return spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
+    widths = (spec.moe.experts * spec.moe.intermediate_size if spec.has_experts(i) else spec.intermediate_size for i in range(spec.num_layers))
+    return spec.num_layers * attention + 3 * spec.hidden_size * sum(widths)
 
 
 def _digest(recipe: Recipe, models: tuple[ModelFacts, ...], tools: ToolFacts) -> str | None:

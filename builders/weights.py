@@ -74,7 +74,10 @@ class CheckpointWeights:
             role = "embedding"
         if not role.startswith("layers."):
             return self.family.tensors[role]
-        _, layer, part = role.split(".")
+        _, layer, part = role.split(".", 2)
+        if part.startswith("experts."):
+            _, expert, matrix = part.split(".")
+            return f"model.layers.{layer}.{self.family.tensors[f'expert_{matrix}'].format(expert=expert)}"
         return f"model.layers.{layer}.{self.family.tensors[part]}"
 
 
@@ -84,29 +87,45 @@ def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    yield "embedding", (spec.vocab_size, spec.hidden_size)
+    for index in range(spec.num_layers):
+        parts = _attention_roles(spec) | (_expert_roles(spec) if spec.has_experts(index) else _mlp_roles(spec))
+        yield from ((f"layers.{index}.{part}", shape) for part, shape in parts.items())
+    yield "norm", (spec.hidden_size,)
+    yield "head", (spec.vocab_size, spec.hidden_size)
+
+
+def _attention_roles(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    hidden, head = spec.hidden_size, spec.head_dim
     queries, keys = spec.num_heads * head, spec.num_kv_heads * head
-    layer: dict[str, tuple[int, ...]] = {
+    roles: dict[str, tuple[int, ...]] = {
         "attention_norm": (hidden,),
         "q": (queries, hidden),
         "k": (keys, hidden),
         "v": (keys, hidden),
         "o": (hidden, queries),
         "mlp_norm": (hidden,),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
     }
     if spec.qkv_bias:
-        layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
+        roles |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
     if spec.out_bias:
-        layer |= {"o_bias": (hidden,)}
-    if spec.mlp_bias:
-        layer |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
+        roles |= {"o_bias": (hidden,)}
     if spec.qk_norm:
-        layer |= {"q_norm": (head,), "k_norm": (head,)}
-    yield "embedding", (spec.vocab_size, hidden)
-    for index in range(spec.num_layers):
-        yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())
-    yield "norm", (hidden,)
-    yield "head", (spec.vocab_size, hidden)
+        roles |= {"q_norm": (head,), "k_norm": (head,)}
+    return roles
+
+
+def _mlp_roles(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    roles: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    if spec.mlp_bias:
+        roles |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
+    return roles
+
+
+def _expert_roles(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    assert spec.moe is not None
+    hidden, inner = spec.hidden_size, spec.moe.intermediate_size
+    one = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    experts = {f"experts.{expert}.{matrix}": shape for expert in range(spec.moe.experts) for matrix, shape in one.items()}
+    return {"router": (spec.moe.experts, hidden), **experts}

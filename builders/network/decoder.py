@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ..decoder_spec import DecoderSpec, Weights
 from .attention import PassInputs, attention, fold_mask, rope_tables
 from .graph import GraphWriter, typed
+from .moe import mixture
 
 
 def decoder(spec: DecoderSpec, weights: Weights, *, capacity: int | None, positions: int) -> ir.Model:
@@ -44,7 +45,8 @@ def decoder(spec: DecoderSpec, weights: Weights, *, capacity: int | None, positi
         mixed, key, value = attention(graph, spec, weights, layer, _norm(graph, spec, weights, f"{name}.attention_norm", x), inputs)
         caches += [key, value]
         x = graph.one("Add", x, mixed)
-        x = graph.one("Add", x, _gated_mlp(graph, spec, weights, name, _norm(graph, spec, weights, f"{name}.mlp_norm", x)))
+        feed_forward = mixture if spec.has_experts(layer) else _gated_mlp
+        x = graph.one("Add", x, feed_forward(graph, spec, weights, name, _norm(graph, spec, weights, f"{name}.mlp_norm", x)))
 
     # Only the wanted rows go through the head, the largest matrix of a small model: [B,S,hidden] → [B,R,hidden].
     rows = graph.one("Unsqueeze", logit_rows, graph.integers(-1))
