@@ -21,8 +21,8 @@ from ..decoder_spec import DecoderSpec, MoeSpec, Weights
 from .graph import GraphWriter
 
 EXPERTS = "specbuild.experts"
-"""Metadata key of the nodes that share out rows to experts and gather their results; the value is what the node does, one of:"""
-DISPATCH, JOIN_INNER, SPLIT_INNER, JOIN, UNSORT = "dispatch", "join inner", "split inner", "join", "unsort"
+"""Metadata key of the nodes that carry rows to the experts and back; the value says which, in the order of the graph:"""
+ROUTE, DISPATCH, SPLIT, UNSORT = "route", "dispatch", "split", "unsort"
 
 
 def mixture(graph: GraphWriter, spec: DecoderSpec, weights: Weights, name: str, x: ir.Value) -> ir.Value:
@@ -42,14 +42,12 @@ def mixture(graph: GraphWriter, spec: DecoderSpec, weights: Weights, name: str, 
     token = graph.one("Div", order, graph.integers(moe.experts_per_token))
     pieces = _marked(graph.op("Split", graph.one("Gather", rows, token), counts, outputs=moe.experts, axis=0), DISPATCH)
     inner = [_gate_and_up(graph, spec, moe, weights, f"{name}.experts.{e}", piece) for e, piece in enumerate(pieces)]
-    (both,) = _marked(graph.op("Concat", *inner, axis=0), JOIN_INNER)
+    both = graph.one("Concat", *inner, axis=0)
     gate, up = graph.op("Split", both, graph.integers(moe.intermediate_size, moe.intermediate_size), outputs=2, axis=-1)
     active = graph.one("Mul", graph.one("Mul", gate, graph.one("Sigmoid", gate)), up)
-    parts = _marked(graph.op("Split", active, counts, outputs=moe.experts, axis=0), SPLIT_INNER)
+    parts = _marked(graph.op("Split", active, counts, outputs=moe.experts, axis=0), SPLIT)
     outer = [_down(graph, spec, moe, weights, f"{name}.experts.{e}", part) for e, part in enumerate(parts)]
-    (joined,) = _marked(graph.op("Concat", *outer, axis=0), JOIN)
-
-    (unsorted,) = _marked(graph.op("Gather", joined, place, name=f"{name}.experts"), UNSORT)
+    (unsorted,) = _marked(graph.op("Gather", graph.one("Concat", *outer, axis=0), place), UNSORT)
     by_token = graph.one("Reshape", unsorted, graph.integers(-1, moe.experts_per_token, hidden))
     # [n,1,K]·[n,K,H]: the same small product for every token, in the order of its choice.
     mixed = graph.one("MatMul", graph.one("Unsqueeze", shares, graph.integers(1)), by_token)
@@ -64,9 +62,9 @@ def _route(
     scores = graph.one("MatMul", rows, router, name=f"{name}.router")
     k = graph.integers(moe.experts_per_token)
     if moe.normalised:  # softmax over the chosen is softmax over all, divided by the sum of the chosen
-        best, chosen = graph.op("TopK", scores, k, outputs=2, axis=-1)
+        best, chosen = _marked(graph.op("TopK", scores, k, outputs=2, axis=-1), ROUTE)
         return chosen, graph.one("Softmax", best, axis=-1)
-    shares, chosen = graph.op("TopK", graph.one("Softmax", scores, axis=-1), k, outputs=2, axis=-1)
+    shares, chosen = _marked(graph.op("TopK", graph.one("Softmax", scores, axis=-1), k, outputs=2, axis=-1), ROUTE)
     return chosen, shares
 
 
