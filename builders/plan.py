@@ -15,7 +15,7 @@ from specbuild.bundle import SCHEMA_VERSION, canonical_json
 from specbuild.recipe import Backend, Precision, Recipe
 
 from .compilers.base import CompileJob, EngineShape, Role
-from .decoder_spec import DecoderSpec
+from .decoder_spec import DecoderSpec, MoeSpec
 from .facts import ModelFacts
 
 BLOCK = 32
@@ -68,6 +68,7 @@ class EngineStep:
     """One token of one sequence, keys and values of all layers."""
     kv_bytes: int
     """The whole cache: max_batch_size sequences of the full capacity."""
+    moe: MoeSpec | None
     job: CompileJob
     shape: EngineShape
 
@@ -114,6 +115,7 @@ class BuildPlan:
                     "parameters": step.parameters,
                     "shares_engine_of": step.twin,
                     "engine_bytes": step.engine_bytes,
+                    "experts": None if step.moe is None else _experts(step.moe, step.shape.max_step),
                     "kv_dtype": step.shape.kv_dtype,
                     "kv_bytes_per_token": step.kv_bytes_per_token,
                     "kv_bytes": step.kv_bytes,
@@ -160,6 +162,7 @@ def _step(recipe: Recipe, model: ModelFacts, twin: Role | None, shape: EngineSha
         engine_bytes=0 if twin else engine_bytes(model.spec, job.precision, width=width, positions=shape.capacity),
         kv_bytes_per_token=per_token,
         kv_bytes=per_token * job.max_batch_size * shape.capacity,
+        moe=model.spec.moe,
         job=job,
         shape=shape,
     )
@@ -167,7 +170,7 @@ def _step(recipe: Recipe, model: ModelFacts, twin: Role | None, shape: EngineSha
 
 def parameters(spec: DecoderSpec) -> int:
     """Weights of the model, a tied head counted once; norms and biases, a thousandth of the whole, left out."""
-    return _matrices(spec) + spec.vocab_size * spec.hidden_size * (1 if spec.tied_head else 2)
+    return _matrices(spec) + _routers(spec) + spec.vocab_size * spec.hidden_size * (1 if spec.tied_head else 2)
 
 
 def engine_bytes(spec: DecoderSpec, precision: Precision, *, width: int, positions: int) -> int:
@@ -183,15 +186,28 @@ def engine_bytes(spec: DecoderSpec, precision: Precision, *, width: int, positio
         # A quantised head shares nothing with the embedding that is gathered from, tied or not.
         bits = 8 if precision == "int8" else 4
         quantised = _matrices(spec) + embedding
-        return embedding * width + quantised * bits // 8 + quantised // BLOCK * width + tables
+        return (embedding + _routers(spec)) * width + quantised * bits // 8 + quantised // BLOCK * width + tables
     return parameters(spec) * width + tables
 
 
 def _matrices(spec: DecoderSpec) -> int:
-    """Weights of all layers' matrices but routers, which are never quantised."""
+    """Weights of all layers' linear layers, those of all experts included."""
     attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
-    widths = (spec.moe.experts * spec.moe.intermediate_size if spec.has_experts(i) else spec.intermediate_size for i in range(spec.num_layers))
-    return spec.num_layers * attention + 3 * spec.hidden_size * sum(widths)
+    widths = spec.num_layers * spec.intermediate_size
+    if spec.moe is not None:
+        widths += len(spec.moe.layers) * (spec.moe.experts * spec.moe.intermediate_size - spec.intermediate_size)
+    return spec.num_layers * attention + 3 * spec.hidden_size * widths
+
+
+def _routers(spec: DecoderSpec) -> int:
+    """Weights of all routers, which are never quantised."""
+    return 0 if spec.moe is None else len(spec.moe.layers) * spec.moe.experts * spec.hidden_size
+
+
+def _experts(moe: MoeSpec, max_step: int) -> dict[str, Any]:
+    """What a mixture of experts makes dearer: how many of a layer's experts a pass of one sequence reads, by its tokens."""
+    touched = {str(tokens): round(moe.touched(tokens), 2) for tokens in sorted({1, 2, max_step})}
+    return {"experts": moe.experts, "experts_per_token": moe.experts_per_token, "touched_by_tokens": touched}
 
 
 def _digest(recipe: Recipe, models: tuple[ModelFacts, ...], tools: ToolFacts) -> str | None:

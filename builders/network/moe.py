@@ -3,7 +3,7 @@
 The n tokens of a pass (all sequences') make n·K choices. Sorted by expert, the rows that an expert has to read lie together, so one
 Split hands each expert its own, and an expert that nobody chose gets a matrix without rows, which costs a kernel's start:
 
-    rows [n,H] ─ sorted by expert [n·K,H] ─ Split ─ expert e: [nₑ,H]·gate_up ─ SiLU of all at once ─ Split ─ [nₑ,I]·down ─ [n·K,H] ─ unsorted [n,K,H]
+    rows [n,H] ─ sorted [n·K,H] ─ Split ─ expert e: [nₑ,H]·gate_up ─ SiLU of all [n·K,I] ─ Split ─ expert e: [nₑ,I]·down ─ unsorted [n,K,H]
 
 Linear layers give a row the same bits whatever rows share the call, and each token adds up its own K rows in the order of its own
 choice: so a token's bits depend neither on its neighbours nor on how many tokens share the pass.
@@ -54,10 +54,8 @@ def mixture(graph: GraphWriter, spec: DecoderSpec, weights: Weights, name: str, 
     return graph.one("Reshape", mixed, graph.one("Shape", x))
 
 
-def _route(
-    graph: GraphWriter, spec: DecoderSpec, moe: MoeSpec, weights: Weights, name: str, rows: ir.Value
-) -> tuple[ir.Value, ir.Value]:
-    """(chosen experts [n,K] int64, shares [n,K]). The router is no linear layer for passes: it is small, and rounding it would send tokens elsewhere."""
+def _route(graph: GraphWriter, spec: DecoderSpec, moe: MoeSpec, weights: Weights, name: str, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """(chosen experts [n,K] int64, shares [n,K]). The router is never quantised: it is small, and rounding it sends tokens elsewhere."""
     router = graph.weight(f"{name}.router.weight", [spec.hidden_size, moe.experts], lambda: weights.read(f"{name}.router").T)
     scores = graph.one("MatMul", rows, router, name=f"{name}.router")
     k = graph.integers(moe.experts_per_token)
