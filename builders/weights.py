@@ -70,15 +70,18 @@ class CheckpointWeights:
         return tensor
 
     def _name(self, role: str) -> str:
-        if role == "head" and self.spec.tied_head:
-            role = "embedding"
-        if not role.startswith("layers."):
-            return self.family.tensors[role]
-        _, layer, part = role.split(".", 2)
-        if part.startswith("experts."):
-            _, expert, matrix = part.split(".")
-            return f"model.layers.{layer}.{self.family.tensors[f'expert_{matrix}'].format(expert=expert)}"
-        return f"model.layers.{layer}.{self.family.tensors[part]}"
+        return tensor_name(self.family, "embedding" if role == "head" and self.spec.tied_head else role)
+
+
+def tensor_name(family: Family, role: str) -> str:
+    """What a checkpoint of ``family`` calls the tensor of ``role``."""
+    if not role.startswith("layers."):
+        return family.tensors[role]
+    _, layer, part = role.split(".", 2)
+    if part.startswith("experts."):
+        _, expert, matrix = part.split(".")
+        return f"model.layers.{layer}.{family.tensors[f'expert_{matrix}'].format(expert=expert)}"
+    return f"model.layers.{layer}.{family.tensors[part]}"
 
 
 def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

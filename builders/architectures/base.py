@@ -37,7 +37,8 @@ DECODER_TENSORS: Mapping[str, str] = {
     "up_bias": "mlp.up_proj.bias",
     "down_bias": "mlp.down_proj.bias",
 }
-"""Role → Hugging Face tensor name; those of a layer follow ``model.layers.<i>.``."""
+"""Role → Hugging Face tensor name; those of a layer follow ``model.layers.<i>.``. A family with experts adds ``router`` and, with
+``{expert}`` for the number, ``expert_gate``, ``expert_up`` and ``expert_down``."""
 
 
 @dataclass(frozen=True)
