@@ -11,13 +11,16 @@ from .attention import PassInputs, attention, fold_mask, rope_tables
 from .graph import GraphWriter, typed
 
 
-def decoder(spec: DecoderSpec, weights: Weights, *, capacity: int | None, positions: int) -> ir.Model:
+def decoder(spec: DecoderSpec, weights: Weights, *, capacity: int | None, positions: int, taps: tuple[int, ...] = ()) -> ir.Model:
     """The float32 graph of ``spec``, with the signature of ``specbuild.bundle.EngineEntry``.
 
     Args:
         weights: Read when the model is saved, one tensor at a time.
         capacity: T built into the graph; None leaves it symbolic.
         positions: Rows of the rotation tables; every position id must be below it.
+        taps: Hidden states to give out for draft heads, ascending, each once. Tap n below the number of layers L is the residual stream
+            that enters layer n, tap L is what comes out of the final norm: the order of transformers' ``hidden_states``. Each is the
+            output of a node that is there anyway; without taps the graph is the same as ever.
     """
     graph = GraphWriter()
     input_ids = graph.input("input_ids", ir.DataType.INT64, ["B", "S"])
@@ -39,7 +42,9 @@ def decoder(spec: DecoderSpec, weights: Weights, *, capacity: int | None, positi
     embedding = graph.weight("embedding", [spec.vocab_size, spec.hidden_size], lambda: weights.read("embedding"))
     x = graph.one("Gather", embedding, input_ids, name="embed")
     caches: list[ir.Value] = []
+    states: list[ir.Value] = []
     for layer in range(spec.num_layers):
+        states.append(x)
         name = f"layers.{layer}"
         mixed, key, value = attention(graph, spec, weights, layer, _norm(graph, spec, weights, f"{name}.attention_norm", x), inputs)
         caches += [key, value]
@@ -48,12 +53,20 @@ def decoder(spec: DecoderSpec, weights: Weights, *, capacity: int | None, positi
 
     # Only the wanted rows go through the head, the largest matrix of a small model: [B,S,hidden] → [B,R,hidden].
     rows = graph.one("Unsqueeze", logit_rows, graph.integers(-1))
-    wanted = _norm(graph, spec, weights, "norm", graph.one("GatherND", x, rows, batch_dims=1))
+    if spec.num_layers in taps:  # a head wants every row normed
+        states.append(_norm(graph, spec, weights, "norm", x))
+        wanted = graph.one("GatherND", states[-1], rows, batch_dims=1)
+    else:
+        wanted = _norm(graph, spec, weights, "norm", graph.one("GatherND", x, rows, batch_dims=1))
     # A tied head is an initializer of its own here, because a quantised head and an embedding to gather from have nothing to share;
     # the pass ShareHead makes the two one again where weights stay floating point.
     head = (spec.vocab_size, spec.hidden_size)
     logits = graph.linear(wanted, "head", head, lambda: weights.read("head"), tied_to="embedding" if spec.tied_head else None)
-    return graph.model("decoder", [typed(logits, "logits", ir.DataType.FLOAT, ["B", "R", spec.vocab_size]), *caches])
+    outputs = [typed(logits, "logits", ir.DataType.FLOAT, ["B", "R", spec.vocab_size])]
+    if taps:
+        hidden = graph.one("Concat", *[states[tap] for tap in taps], axis=-1)
+        outputs.append(typed(hidden, "hidden", ir.DataType.FLOAT, ["B", "S", spec.hidden_size * len(taps)]))
+    return graph.model("decoder", [*outputs, *caches])
 
 
 def _norm(graph: GraphWriter, spec: DecoderSpec, weights: Weights, role: str, x: ir.Value) -> ir.Value:
