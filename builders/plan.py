@@ -129,6 +129,7 @@ class BuildPlan:
                 }
                 for step in self.steps
             ],
+            "taps": list(self.taps),
             "engine_bytes": self.engine_bytes,
             "kv_bytes": self.kv_bytes,
             "total_bytes": self.engine_bytes + self.kv_bytes,

@@ -18,6 +18,7 @@ from .base import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 DTYPES = ("F32", "F16", "BF16", "F64")
 MAP_DTYPES = ("I64", "I32", "BOOL")
 """Of the maps between token ids that draft heads bring along; as float32 such ids are still exact."""
@@ -82,11 +83,12 @@ def _single_file(folder: Path) -> Path:
         return found[0]
     if found:
         raise CheckpointError(f"{folder}: {len(found)} safetensors files and no {INDEX}; download the index too")
-    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    pickled = sorted(file for pattern in PICKLED for file in folder.glob(pattern))
     if pickled:
         raise UnsupportedError(
-            f"{folder}: only {pickled[0].name}, whose pickle format can run code when read; convert it to safetensors "
-            "(transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW))"
+            f"{folder}: only {pickled[0].name}, whose pickle format can run code when read; convert it to safetensors (a model, with "
+            "transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW); a draft head, with safetensors.torch: "
+            f'save_file(torch.load("{pickled[0].name}", weights_only=True), "{SINGLE}"))'
         )
     raise CheckpointError(f"{folder}: no safetensors file; is the download complete?")
 
