@@ -33,6 +33,9 @@ class LayerHead(HeadSpec):
     """EAGLE 3.1: each tap is RMS-normalised with a weight of its own before they are fused."""
     normed_hidden: bool = True
     """What the head feeds itself with is taken after its final norm (MTP, EAGLE 3.1) or before it (EAGLE-3)."""
+    stream_features: bool = False
+    """``mtp``: the features are wanted as they were before the target's final norm. Divided by its weight they are that but for a factor a
+    token, which ``hidden_norm`` takes out."""
 
     @property
     def attention_width(self) -> int:
@@ -57,8 +60,8 @@ def head_shapes(spec: HeadSpec) -> Shapes:
 
     ``embedding`` [V,H] of the whole vocabulary, ``head`` [V_draft,H] and those of ``layers.0`` are as in a decoder. EAGLE-3 has ``fc``
     [H,H·taps], ``feature_norms.i`` [H], and ``embedding_norm`` and ``hidden_norm`` [H] in the place of an attention norm; MTP has these two
-    and ``eh_proj`` [H,2H], which reads embedding and features in this order. Medusa has ``blocks.k.l`` [H,H], ``blocks.k.l_bias`` [H] and
-    ``heads.k`` [V_draft,H].
+    and ``eh_proj`` [H,2H], which reads embedding and features in this order, perhaps ``feature_scale`` [H] to multiply features by. Medusa
+    has ``blocks.k.l`` [H,H], ``blocks.k.l_bias`` [H] and ``heads.k`` [V_draft,H].
     """
     if isinstance(spec, MedusaHead):
         return _medusa(spec)
@@ -70,6 +73,7 @@ def head_shapes(spec: HeadSpec) -> Shapes:
         shapes |= {f"feature_norms.{index}": (hidden,) for index in range(len(spec.taps) if spec.feature_norms else 0)}
         shapes["fc"] = (hidden, hidden * len(spec.taps))
     else:
+        shapes |= {"feature_scale": (hidden,)} if spec.stream_features else {}
         shapes["eh_proj"] = (hidden, 2 * hidden)
     shapes |= {f"layers.0.{part}": shape for part, shape in layer.items()}
     return shapes | {"norm": (hidden,), "head": (spec.vocab_size, hidden)}

@@ -1,11 +1,13 @@
-"""MTP modules as Xiaomi's MiMo stores them: a Qwen2 layer whose projection reads hidden state, then embedding.
+"""MTP modules as Xiaomi's MiMo stores them: features are the stream before the final norm, and the projection reads them first.
 
-Names: vllm-project/vllm ``vllm/model_executor/models/mimo_mtp.py``. Embedding and LM head are the target's.
+Names: vllm-project/vllm ``vllm/model_executor/models/mimo_mtp.py``; features: ``mimo.py`` beside it, whose model leaves the final norm to
+the LM head. Embedding and LM head are the target's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +25,7 @@ def _prefix(files: ModelFiles) -> str | None:
 
 
 def _spec(files: ModelFiles, target: DecoderSpec) -> HeadSpec:
-    return mtp_head(files, target, "qwen2")
+    return replace(mtp_head(files, target), stream_features=True)
 
 
 def _names(spec: HeadSpec, prefix: str) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from .base import D2T, T2D, Layout
 
 SHARED = ("embedding", "head")
 """Roles that a head may leave to its target."""
+FEATURE_SCALE = "feature_scale"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class HeadWeights:
         for role, shape in head_shapes(self.spec).items():
             name = names.get(role, "")
             if name not in there:
-                if role in SHARED:
+                if role in (*SHARED, FEATURE_SCALE):
                     continue
                 raise CheckpointError(
                     f"{self.files.source}: tensor {name} is missing (expected shape {list(shape)}); "
@@ -65,6 +66,9 @@ class HeadWeights:
         name = self._names().get(role, "")
         if name in self.files.names():
             return self.layout.adapt(role, self.files.read(name))
+        if role == FEATURE_SCALE:
+            weight = self.target.read("norm")
+            return np.divide(1, weight, out=np.zeros_like(weight), where=weight != 0)
         tensor = self.target.read(role)
         return tensor if role != "head" or self.d2t is None else tensor[self.d2t]
 

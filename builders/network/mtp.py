@@ -6,7 +6,8 @@
     logits = head(hidden)
 
 A model's own features are normed, so what the head is fed with when it goes on alone is normed too: in SGLang's DeepSeek and in vLLM's
-MiMo and Qwen3-Next. (vLLM's DeepSeek feeds back the stream before the norm; ``hnorm`` makes the two differ by the norm's weight alone.)
+MiMo and Qwen3-Next. (vLLM's DeepSeek feeds back the stream before the norm; ``hnorm`` makes the two differ by the norm's weight alone.
+MiMo's features are the stream before the norm; what it feeds itself with is normed.)
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def mtp(spec: LayerHead, weights: Weights, *, capacity: int | None, positions: i
     features = graph.input("features", ir.DataType.FLOAT, ["B", "S", hidden])
     previous = graph.input("previous", ir.DataType.FLOAT, ["B", "S", hidden])
 
+    if spec.stream_features:
+        features = graph.one("Mul", features, graph.weight("feature_scale", [hidden], lambda: weights.read("feature_scale")))
     h = norm(graph, spec.layer, weights, "hidden_norm", graph.one("Add", features, previous))
     token = norm(graph, spec.layer, weights, "embedding_norm", embed(graph, spec.layer, weights, start.input_ids))
     both = graph.one("Concat", token, h, axis=-1)

@@ -20,6 +20,7 @@ class Reference:
 
     def __init__(self, tensors: dict[str, NDArray[Any]], target: dict[str, NDArray[Any]]) -> None:
         self.tensors = {name: torch.from_numpy(np.asarray(tensor, np.float32)) for name, tensor in tensors.items()}
+        self.final_norm = torch.from_numpy(target["model.norm.weight"])
         self.embedding = torch.from_numpy(target["model.embed_tokens.weight"])
 
     def eagle3(self, tokens: NDArray[np.int64], features: Floats, previous: Floats, *, norms: bool) -> tuple[Floats, Floats]:
@@ -44,7 +45,7 @@ class Reference:
             x = torch.cat([self.norm(token, embedded), self.norm(state, h)], dim=1) @ self[f"{at}eh_proj.weight"].T
         elif layout == "mimo":
             at = "model.mtp_layers.0."
-            final = f"{at}final_layernorm.weight"
+            final, h = f"{at}final_layernorm.weight", torch.from_numpy(features) / self.final_norm + torch.from_numpy(previous)
             states = self.norm(f"{at}hidden_layernorm.weight", h), self.norm(f"{at}token_layernorm.weight", embedded)
             x = torch.cat(states, dim=1) @ self[f"{at}input_proj.weight"].T
         else:

@@ -12,6 +12,7 @@ from head_support import DRAFT_IDS, HIDDEN, VOCABULARY, save_head, save_target
 from tiny_checkpoint import save_tiny
 
 from specbuild.builders.build import build
+from specbuild.builders.checkpoint import locate
 from specbuild.builders.heads import layouts
 from specbuild.builders.heads.eagle3 import layer_ids
 from specbuild.builders.preparation import dry_plan
@@ -178,3 +179,7 @@ def test_pickled_heads_are_refused_with_the_way_to_convert_them(tmp_path: Path) 
     message = refusal(tmp_path, recipe(tmp_path, "medusa", str(folder)), UnsupportedError)
     assert "medusa_lm_head.pt, whose pickle format can run code when read; convert it to safetensors" in message
     assert 'save_file(torch.load("medusa_lm_head.pt", weights_only=True), "model.safetensors")' in message
+
+
+def test_what_comes_with_specbuild_has_a_reference() -> None:
+    assert locate("configs:smollm2-135m.yaml").is_file()
