@@ -86,3 +86,41 @@ class Weights(Protocol):
             CheckpointError: it is missing, truncated or of another shape than the spec implies.
         """
         ...
+
+
+def decoder_layer_shapes(spec: DecoderSpec, *, width: int | None = None, experts: bool = False) -> dict[str, tuple[int, ...]]:
+    """Every role of one layer → the shape of its tensor, in reading order.
+
+    ``width``: input of the attention, if not the hidden size. ``experts``: a layer that has them.
+    """
+    hidden, head = spec.hidden_size, spec.head_dim
+    width = width or hidden
+    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    layer: dict[str, tuple[int, ...]] = {
+        "attention_norm": (hidden,),
+        "q": (queries, width),
+        "k": (keys, width),
+        "v": (keys, width),
+        "o": (hidden, queries),
+        "mlp_norm": (hidden,),
+    }
+    if spec.qkv_bias:
+        layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
+    if spec.out_bias:
+        layer |= {"o_bias": (hidden,)}
+    if spec.qk_norm:
+        layer |= {"q_norm": (head,), "k_norm": (head,)}
+    return layer | (_expert_shapes(spec) if experts else _mlp_shapes(hidden, spec.intermediate_size, biases=spec.mlp_bias))
+
+
+def _mlp_shapes(hidden: int, inner: int, *, biases: bool = False) -> dict[str, tuple[int, ...]]:
+    weights: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    return weights | ({"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)} if biases else {})
+
+
+def _expert_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    moe = spec.moe
+    assert moe is not None
+    one = _mlp_shapes(spec.hidden_size, moe.intermediate_size)
+    experts = {f"experts.{expert}.{matrix}": shape for expert in range(moe.experts) for matrix, shape in one.items()}
+    return {"router": (moe.experts, spec.hidden_size), **experts}

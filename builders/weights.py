@@ -13,7 +13,7 @@ from specbuild.errors import CheckpointError, UnsupportedError
 
 from .architectures.base import Family
 from .checkpoint import Checkpoint
-from .decoder_spec import DecoderSpec
+from .decoder_spec import DecoderSpec, decoder_layer_shapes
 
 BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")
 """Old checkpoints store the frequencies that the config gives anyway."""
@@ -92,43 +92,7 @@ def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "embedding", (spec.vocab_size, spec.hidden_size)
     for index in range(spec.num_layers):
-        parts = _attention_roles(spec) | (_expert_roles(spec) if spec.has_experts(index) else _mlp_roles(spec))
-        yield from ((f"layers.{index}.{part}", shape) for part, shape in parts.items())
+        layer = decoder_layer_shapes(spec, experts=spec.has_experts(index))
+        yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())
     yield "norm", (spec.hidden_size,)
     yield "head", (spec.vocab_size, spec.hidden_size)
-
-
-def _attention_roles(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    hidden, head = spec.hidden_size, spec.head_dim
-    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
-    roles: dict[str, tuple[int, ...]] = {
-        "attention_norm": (hidden,),
-        "q": (queries, hidden),
-        "k": (keys, hidden),
-        "v": (keys, hidden),
-        "o": (hidden, queries),
-        "mlp_norm": (hidden,),
-    }
-    if spec.qkv_bias:
-        roles |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
-    if spec.out_bias:
-        roles |= {"o_bias": (hidden,)}
-    if spec.qk_norm:
-        roles |= {"q_norm": (head,), "k_norm": (head,)}
-    return roles
-
-
-def _mlp_roles(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    roles: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    if spec.mlp_bias:
-        roles |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
-    return roles
-
-
-def _expert_roles(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    assert spec.moe is not None
-    hidden, inner = spec.hidden_size, spec.moe.intermediate_size
-    one = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    experts = {f"experts.{expert}.{matrix}": shape for expert in range(spec.moe.experts) for matrix, shape in one.items()}
-    return {"router": (spec.moe.experts, hidden), **experts}
