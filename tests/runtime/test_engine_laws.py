@@ -83,7 +83,7 @@ def likely_is_good_enough(law_at: LawAt, draft: Draft, randomness: Randomness) -
 @pytest.fixture
 def wrong_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """``coupled`` accepts what is likely; ``token`` and ``block`` draw the tail after a rejection from the law itself."""
-    wrong = Rule(coupled.choose, likely_is_good_enough, needs_laws=False)
+    wrong = Rule(coupled.choose_children, likely_is_good_enough, needs_laws=False)
     monkeypatch.setattr("specbuild.runtime.request.RULES", MappingProxyType({**RULES, "coupled": wrong}))
     monkeypatch.setattr(rejection, "residual", lambda p, q, scale: p.p)
 
