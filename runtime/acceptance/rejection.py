@@ -48,7 +48,7 @@ def judge_block(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
         if node + 1 < length:
             rest = residual(law_at(node), draft.law(node + 1), prefix_reach).sum()
             # Without a residual and with P = 1 the next prefix is sure to be kept, and this one's coin says nothing.
-            probability = rest / (rest + 1 - prefix_reach) if rest > 0 else 0
+            probability = rest / (rest + (1 - prefix_reach)) if rest > 0 else 0
         else:
             probability = prefix_reach
         if randomness.coin(probability, node):

@@ -39,7 +39,7 @@ def judge(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
             if not rest > 0:
                 reach = 0  # the children had all there was; at the root only by rounding, where p and q are equal
                 break
-            left, reach = Law.weighted(left.tokens, weights), rest / (rest + 1 - reach)
+            left, reach = Law.weighted(left.tokens, weights), rest / (rest + (1 - reach))
         if node != ROOT and not randomness.coin(reach, node):
             return None
         p, path = left or law_at(node), draft.path(node)

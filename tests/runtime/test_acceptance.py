@@ -171,3 +171,11 @@ def test_coupled_acceptance_has_its_closed_form(seed: int, concentration: float)
     assert abs(seen - closed) < 0.01
     distance = np.abs(p - q).sum() / 2
     assert (1 - distance) / (1 + distance) <= closed <= 1 - distance
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_residual_beyond_float64_divides_by_nothing(rule: str) -> None:
+    """1e-17 more than the draft's law is there, and 1e-17 + 1 − 1 is not."""
+    p = Law(np.array([0, 1]), np.array([0.0, np.log(1e-17)]))
+    verdict = RULES[rule].judge(lambda node: p, Draft.chain([0, 0], [Law.point(0)] * 2), SeededRound(0, 0))
+    assert verdict.tokens == (0, 0, 0)
