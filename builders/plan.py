@@ -35,6 +35,7 @@ _NOT_BUILT: dict[str, Any] = {
         "method": True,
         "draft_len": True,
         "verification": True,
+        "lossy": True,
         "ngram_max": True,
         "ngram_min": True,
         "draft": {"checkpoint", "config"},

@@ -49,9 +49,12 @@ class Generator:
         request leaves open are chosen by measured cost. ``remember``: tokens of past texts whose keys and values are kept.
         ``proposers``: method → proposer, beside those of the bundle."""
         self.bundle = bundle
-        rule = verification or bundle.manifest.recipe.speculation.verification
-        if rule not in RULES:
-            raise RequestError(f"verification {rule!r} is unknown.{close_match(rule, RULES)}")
+        speculation = bundle.manifest.recipe.speculation
+        if verification is not None and verification not in RULES:
+            raise RequestError(f"verification {verification!r} is unknown.{close_match(verification, RULES)}")
+        self.lossy = speculation.lossy if verification is None else None
+        """The lossy rule that judges drafts, where the recipe says so and nobody asked for another."""
+        rule = self.lossy or verification or speculation.verification
         entry = bundle.engine("target")
         self.rows = entry.max_batch_size if batch is None else batch
         if not 1 <= self.rows <= entry.max_batch_size:
@@ -83,10 +86,12 @@ class Generator:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of the promise that output does not depend on speculation or neighbours."""
+        notes = []
+        if self.lossy is not None:
+            notes.append(f"lossy: {self.lossy!r} acceptance (speculation.lossy) keeps drafts that change the law of the output")
         probe = self.entry.probe
         if probe is None:
-            return ("the engine was built with --no-probe: whether its bits are invariant is not known",)
-        notes = []
+            return (*notes, "the engine was built with --no-probe: whether its bits are invariant is not known")
         if not probe.step_invariant:
             notes.append("the engine's bits depend on the number of new tokens: every pass is padded to the largest")
         if not probe.view_invariant:

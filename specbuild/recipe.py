@@ -14,7 +14,8 @@ from specbuild.errors import RecipeError, close_match
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
 Method = Literal["off", "ngram", "draft_model"]
-Verification = Literal["coupled", "block", "token"]
+Verification = Literal["coupled", "block", "token", "traversal", "recursive", "target_only"]
+Lossy = Literal["typical"]
 HeadRole = Literal["mtp", "eagle3", "medusa"]
 ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
 
@@ -83,6 +84,9 @@ class SpeculationSection(Section):
     draft_len: int = Field(default=4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
     max_draft_len: int = Field(default=7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
     verification: Verification = Field(default="coupled", description="Lossless rule of acceptance.")
+    lossy: Lossy | None = Field(
+        default=None, description="A rule in its place that changes the law of the output; results are labelled with it. Empty: none."
+    )
     ngram_max: int = Field(default=3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
     ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
     draft: DraftSection | None = Field(default=None, description="Draft model to build beside the target; empty: none.")

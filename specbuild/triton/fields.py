@@ -126,6 +126,7 @@ OUTPUTS = (
     _figure("emitted_tokens", INTEGER, "Tokens of the output.", lambda reply: reply.done.stats.emitted_tokens),
     _figure("prefill_seconds", NUMBER, "Prefill.", lambda reply: reply.done.stats.prefill_seconds),
     _figure("decode_seconds", NUMBER, "From the end of prefill to the end.", lambda reply: reply.done.stats.decode_seconds),
+    _figure("lossy", TEXT, "The rule that may have changed the output's law; empty: none.", lambda reply: reply.done.stats.lossy or ""),
     _figure("seed", SEED, "Of the noise, given or drawn.", lambda reply: reply.done.seed),
     _figure("arrival_time_ns", LONG, "When it came, on the server's monotonic clock.", lambda reply: reply.arrived),
     _figure("first_token_time_ns", LONG, "When its first token was there.", lambda reply: reply.first),

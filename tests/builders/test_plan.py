@@ -124,6 +124,7 @@ def digest(asked: Recipe) -> str:
         "speculation.method=off",
         "speculation.draft_len=2",
         "speculation.verification=block",
+        "speculation.lossy=typical",
         "speculation.ngram_max=5",
         "tensorrt.workspace_mib=64",
     ],

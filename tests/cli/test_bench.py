@@ -23,6 +23,7 @@ ROW = [
     "mean_acceptance_length",
     "overhead",
     "identical",
+    "lossy",
 ]
 
 
@@ -100,6 +101,22 @@ def test_differing_output_is_printed_and_ends_with_4(command: Command) -> None:
     assert last.startswith(
         "error: output differs from plain decoding on some of the 6 prompts: draft_model with draft_len 4 at batch 1 on "
     )
+
+
+def test_a_lossy_recipe_claims_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path, tiny_recipe: Path, prompts: Path
+) -> None:
+    """The same engines, and ``lossy`` where ``yes`` would stand; outputs that differ are no error then."""
+    monkeypatch.setenv("SPECBUILD_HOME", str(tiny_bundle.parent))
+    asked = ["bench", "-c", str(tiny_recipe), "--set", "speculation.lossy=typical", "--prompts", str(prompts), "--methods", "draft_model"]
+    assert run([*asked, "--max-tokens", "12", "--temperature", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "note: lossy: 'typical' acceptance (speculation.lossy) keeps drafts that change the law of the output" in err
+    cells = [line.split() for line in out.splitlines() if line.strip().startswith(("off", "draft_model"))]
+    assert [(row[0], row[-1]) for row in cells] == [("off", "yes")] * 3 + [("draft_model", "lossy")] * 3
+    assert run([*asked, "--max-tokens", "12", "--temperature", "1", "--verification", "coupled"]) == 0
+    out, err = capsys.readouterr()
+    assert "lossy" not in out + err, "a lossless rule that is asked for is kept"
 
 
 @pytest.mark.parametrize(

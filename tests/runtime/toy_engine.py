@@ -198,7 +198,8 @@ class Toys:
         self,
         *,
         batch: int = 4,
-        verification: str = "coupled",
+        verification: str | None = None,
+        lossy: str | None = None,
         proposers: dict[str, Proposer] | None = None,
         interactive: bool = False,
         remember: int = 0,
@@ -206,7 +207,7 @@ class Toys:
     ) -> Generator:
         """``changes`` to both engines' entries."""
         entries = toy_entry("target", self.target, **changes), toy_entry("draft", self.draft, **changes)
-        recipe = {"name": "toy", "checkpoint": "toy", "speculation": {"method": "draft_model", "draft": {}}}
+        recipe = {"name": "toy", "checkpoint": "toy", "speculation": {"method": "draft_model", "draft": {}, "lossy": lossy}}
         manifest = Manifest(
             digest="",
             recipe=Recipe.model_validate(recipe),
