@@ -44,8 +44,8 @@ class Asked(Protocol):
 
 
 async def endless(url: str) -> None:
-    """A process whose streams run until it is killed; says a line when all of them do."""
-    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    """A process whose streams run until it is killed, long ones: a fast server is in the middle of them; says a line when all do."""
+    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
     running = 0
     async with AsyncClient(url) as client:
 
