@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.bundle import EngineEntry, Probe
-from specbuild.errors import EnvironmentLacksError
+from specbuild.errors import EnvironmentLacksError, UnsupportedError
 
 from .compilers.base import CompileJob, Role
 from .decoder_spec import DecoderSpec
@@ -68,7 +68,7 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
         progress(f"measuring the {step.role}")
         try:
             probes[step.role] = probe(staging, entry, references[digest] if compared(step) else None)
-        except EnvironmentLacksError as error:  # a plan for a GPU that is elsewhere
+        except (EnvironmentLacksError, UnsupportedError) as error:  # a plan for a GPU that is elsewhere, or one that no runtime takes yet
             progress(f"not measured: {error}")
             probes[step.role] = None
     shutil.rmtree(staging / _REFERENCES, ignore_errors=True)

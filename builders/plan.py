@@ -19,6 +19,7 @@ from .compilers.base import CompileJob, EngineShape, Role
 from .decoder_spec import DecoderSpec, MoeSpec
 from .facts import HeadFacts, ModelFacts
 from .head_spec import HeadSpec, LayerHead, head_shapes
+from .weights import role_shapes
 
 BLOCK = 32
 """Weights that share a scale in an int8 or int4 engine."""
@@ -179,8 +180,9 @@ def _step(recipe: Recipe, model: ModelFacts | HeadFacts, twin: Role | None, shap
 
 def parameters(spec: DecoderSpec | HeadSpec) -> int:
     """Weights of the model, a tied head counted once; norms and biases, a thousandth of the whole, left out."""
-    gathered, linear, tied = _extent(spec)
-    return linear + _routers(spec) + (0 if tied else gathered)
+    gathered, floating, linear = _extent(spec)
+    layer = _layer(spec)
+    return linear + floating + (0 if layer is not None and layer.tied_head else gathered)
 
 
 def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: int, positions: int) -> int:
@@ -190,25 +192,23 @@ def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: i
         width: Bytes of an activation: of what is not quantised, and of scales.
         positions: Rows of the two rotation tables.
     """
-    gathered, linear, _ = _extent(spec)
+    gathered, floating, linear = _extent(spec)
     layer = _layer(spec)
     tables = positions * layer.head_dim * width if layer else 0
     if precision in ("int8", "int4"):
         # A quantised head shares nothing with the embedding that is gathered from, tied or not.
         bits = 8 if precision == "int8" else 4
-        return (gathered + _routers(spec)) * width + linear * bits // 8 + linear // BLOCK * width + tables
+        return (gathered + floating) * width + linear * bits // 8 + linear // BLOCK * width + tables
     return parameters(spec) * width + tables
 
 
-def _extent(spec: DecoderSpec | HeadSpec) -> tuple[int, int, bool]:
-    """(weights that are gathered from, weights of linear layers, whether the last of these is the former again)."""
-    if isinstance(spec, DecoderSpec):
-        embedding = spec.vocab_size * spec.hidden_size
-        return embedding, _matrices(spec) + embedding, spec.tied_head
-    shapes = head_shapes(spec)
-    gathered = math.prod(shapes.pop("embedding", (0,)))
-    linear = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
-    return gathered, linear, isinstance(spec, LayerHead) and spec.layer.tied_head
+def _extent(spec: DecoderSpec | HeadSpec) -> tuple[int, int, int]:
+    """Weights that are gathered from, those of routers, which are never quantised, and those of linear layers, the LM head among them."""
+    shapes = role_shapes(spec) if isinstance(spec, DecoderSpec) else head_shapes(spec)
+    sizes = {role: math.prod(shape) for role, shape in shapes.items() if len(shape) == 2}
+    gathered = sizes.pop("embedding", 0)
+    floating = sum(size for role, size in sizes.items() if role.endswith(".router"))
+    return gathered, floating, sum(sizes.values()) - floating
 
 
 def _layer(spec: DecoderSpec | HeadSpec) -> DecoderSpec | None:
@@ -220,21 +220,6 @@ def _cache_width(spec: DecoderSpec | HeadSpec) -> int:
     """Numbers that one token leaves in the cache: keys and values of all layers."""
     layer = _layer(spec)
     return 2 * layer.num_layers * layer.num_kv_heads * layer.head_dim if layer else 0
-
-
-def _matrices(spec: DecoderSpec) -> int:
-    """Weights of all layers' linear layers, those of all experts included."""
-    attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
-    widths = spec.num_layers * spec.intermediate_size
-    if spec.moe is not None:
-        widths += len(spec.moe.layers) * (spec.moe.experts * spec.moe.intermediate_size - spec.intermediate_size)
-    return spec.num_layers * attention + 3 * spec.hidden_size * widths
-
-
-def _routers(spec: DecoderSpec | HeadSpec) -> int:
-    """Weights of all routers, which are never quantised; heads have none."""
-    moe = spec.moe if isinstance(spec, DecoderSpec) else None
-    return 0 if moe is None else len(moe.layers) * moe.experts * spec.hidden_size
 
 
 def _experts(moe: MoeSpec, max_step: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specbuild.errors import CheckpointError, UnsupportedError
 
 from .architectures.base import Family
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, ModelFiles
 from .decoder_spec import DecoderSpec, decoder_layer_shapes
 
 BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -63,14 +63,22 @@ class CheckpointWeights:
         Raises:
             CheckpointError: it cannot be read, or holds NaN or an infinity, which a quantised engine would hide.
         """
-        name = self._name(role)
-        tensor = self.checkpoint.read(name)
-        if not np.isfinite(tensor).all():
-            raise CheckpointError(f"{self.checkpoint.source}: tensor {name} has values that are not finite; download the checkpoint again")
-        return tensor
+        return read_finite(self.checkpoint, self._name(role))
 
     def _name(self, role: str) -> str:
         return tensor_name(self.family, "embedding" if role == "head" and self.spec.tied_head else role)
+
+
+def read_finite(files: ModelFiles, name: str) -> NDArray[np.float32]:
+    """The tensor ``name`` as contiguous float32, the caller's own.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds NaN or an infinity, which a quantised engine would hide.
+    """
+    tensor = files.read(name)
+    if not np.isfinite(tensor).all():
+        raise CheckpointError(f"{files.source}: tensor {name} has values that are not finite; download the checkpoint again")
+    return tensor
 
 
 def tensor_name(family: Family, role: str) -> str:

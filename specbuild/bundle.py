@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specbuild.errors import BundleError, EnvironmentLacksError, VerificationError
-from specbuild.recipe import Backend, Recipe
+from specbuild.recipe import Backend, Recipe, section_key
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -238,7 +238,7 @@ class Bundle:
                 return entry
         roles = ", ".join(entry.role for entry in self.manifest.engines)
         raise BundleError(
-            f"{self.path}: no {role!r} engine (it has: {roles}); add its section under `speculation` to the recipe and build again"
+            f"{self.path}: no {role!r} engine (it has: {roles}); add a `{section_key(role)}` section to the recipe and build again"
         )
 
     def verify_files(self, *, under: str = "") -> None:

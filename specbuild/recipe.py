@@ -90,7 +90,9 @@ class SpeculationSection(Section):
     ngram_max: int = Field(default=3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
     ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
     draft: DraftSection | None = Field(default=None, description="Draft model to build beside the target; empty: none.")
-    heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
+    heads: HeadsSection = Field(
+        default_factory=HeadsSection, description="Draft heads to build beside the target; the runtime does not draft with them yet."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -142,6 +144,11 @@ class Recipe(Section):
             return cls.model_validate(data)
         except ValidationError as error:
             raise RecipeError(f"{origin}: {_first_problem(error)}") from error
+
+
+def section_key(role: str) -> str:
+    """Where in a recipe the section of an engine's role is, for messages."""
+    return {"target": "target", "draft": "speculation.draft"}.get(role, f"speculation.heads.{role}")
 
 
 def _first_problem(error: ValidationError) -> str:

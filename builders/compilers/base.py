@@ -14,7 +14,7 @@ from typing import Literal, Protocol, cast
 import onnx_ir as ir
 
 from specbuild.errors import UnsupportedError
-from specbuild.recipe import Backend, DraftSection, HeadRole, HeadSection, Precision, Recipe, TargetSection, TensorRTSection
+from specbuild.recipe import Backend, DraftSection, HeadRole, HeadSection, Precision, Recipe, TargetSection, TensorRTSection, section_key
 
 Role = Literal["target", "draft"] | HeadRole
 
@@ -29,11 +29,6 @@ def sections(recipe: Recipe) -> dict[Role, TargetSection | DraftSection | HeadSe
     if speculation.draft is not None:
         found["draft"] = speculation.draft
     return found | speculation.heads.present()
-
-
-def section_key(role: Role) -> str:
-    """Where in a recipe the section of ``role`` is, for messages."""
-    return {"target": "target", "draft": "speculation.draft"}.get(role, f"speculation.heads.{role}")
 
 
 @dataclass(frozen=True)

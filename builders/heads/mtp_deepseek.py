@@ -1,7 +1,7 @@
 """MTP modules as DeepSeek-V3 stores them: a layer more, behind the last one, with ``enorm``, ``hnorm``, ``eh_proj`` and a shared head.
 
 Names: vllm-project/vllm ``vllm/model_executor/models/deepseek_mtp.py`` (``eh_proj`` reads embedding, then hidden state). A folder with
-these tensors alone is what ``specbuild train mtp`` writes, the layer of the target's own family. Of several modules the first is taken.
+these tensors alone is read too, the layer being of the family that its config names. Of several modules the first is taken.
 """
 
 from __future__ import annotations

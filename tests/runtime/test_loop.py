@@ -211,3 +211,27 @@ def test_speculation_is_really_on(toys: Toys) -> None:
             twin = twins.generator().generate([[1, 2, 3]], params)[0].stats
         assert twin.draft_acceptance_rate == 1
         assert twin.mean_acceptance_length == 5
+
+
+def test_a_prompt_that_took_several_gaps_joins_in_a_gap_of_its_own(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining copies all that was read: behind the last piece it would be a stall of its own."""
+    monkeypatch.setattr("specbuild.runtime.pace.Pace.tokens", lambda pace, running, to_run: 4 if running else 512)
+    generator = toys.generator(interactive=True)
+    loop, done = generator.loop, []
+    read, start = loop.verifier.read, loop.verifier.start
+    monkeypatch.setattr(loop.verifier, "read", lambda sequence, count: (done.append(count), read(sequence, count)))
+    monkeypatch.setattr(loop.verifier, "start", lambda sequence: (done.append("joins"), start(sequence)))
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, speculation="off")
+
+    def gaps(prompt: list[int], rounds: int) -> list[list[Any]]:
+        loop.scheduler.submit(generator.intake.sequence(prompt, params))
+        seen = []
+        for _ in range(rounds):
+            done.clear()
+            loop.round()
+            seen.append(list(done))
+        return seen
+
+    assert gaps([1, 2, 3], 1) == [[2, "joins"]]
+    assert gaps([4] * 10, 5) == [[4], [4], [1], ["joins"], []]
+    assert gaps([5] * 4, 2) == [[3, "joins"], []], "a short one is read and joins at once"

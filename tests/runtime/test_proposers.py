@@ -221,5 +221,5 @@ def test_methods_are_known_by_name(toys: Toys) -> None:
     with pytest.raises(RequestError, match=r"speculation method 'ngrm' is unknown. Did you mean 'ngram'\?"):
         Proposers(bundle, Means(2), {})["ngrm"]
     alone = bundle.manifest.model_copy(update={"engines": bundle.manifest.engines[:1]})
-    with pytest.raises(BundleError, match="no 'draft' engine"):
+    with pytest.raises(BundleError, match=r"no 'draft' engine .*add a `speculation.draft` section"):
         Proposers(type(bundle)(bundle.path, alone), Means(2), {})["draft_model"]
