@@ -34,7 +34,13 @@ _NOT_BUILT: dict[str, Any] = {
         "verification": True,
         "ngram_max": True,
         "ngram_min": True,
+        "suffix_history": True,
+        "cascade": True,
+        "hybrid_retrieval": True,
+        "hybrid_min_match": True,
+        "hybrid_model": True,
         "draft": {"checkpoint", "config"},
+        "drafts": {"__all__": {"checkpoint", "config"}},
     },
 }
 
@@ -131,7 +137,7 @@ class BuildPlan:
 
 
 def plan(recipe: Recipe, models: tuple[ModelFacts, ...], tools: ToolFacts) -> BuildPlan:
-    """The plan for ``models`` (the target, then the draft if there is one)."""
+    """The plan for ``models`` (the target, then its draft models)."""
     steps = tuple(_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models)
     return BuildPlan(recipe, tools.flavour, tools.version, steps, _digest(recipe, models, tools))
 

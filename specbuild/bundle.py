@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specbuild.errors import BundleError, EnvironmentLacksError, VerificationError
-from specbuild.recipe import Backend, Recipe
+from specbuild.recipe import Backend, Recipe, draft_key
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -68,7 +68,7 @@ class EngineEntry(Record):
     """
 
     role: str
-    """``target`` or ``draft``."""
+    """``target``, ``draft``, or ``draft.NAME`` for one of several."""
     file: str
     """Path inside the bundle."""
     backend: Backend
@@ -219,7 +219,7 @@ class Bundle:
                 return entry
         roles = ", ".join(entry.role for entry in self.manifest.engines)
         raise BundleError(
-            f"{self.path}: no {role!r} engine (it has: {roles}); add a `speculation.draft` section to the recipe and build again"
+            f"{self.path}: no {role!r} engine (it has: {roles}); add a `{draft_key(role)}` section to the recipe and build again"
         )
 
     def verify_files(self, *, under: str = "") -> None:

@@ -14,9 +14,10 @@ from typing import Literal, Protocol, cast
 import onnx_ir as ir
 
 from specbuild.errors import UnsupportedError
-from specbuild.recipe import Backend, Precision, Recipe, TensorRTSection
+from specbuild.recipe import Backend, Precision, Recipe, TensorRTSection, draft_key
 
-Role = Literal["target", "draft"]
+Role = str
+"""``target``, or a draft model's role in ``SpeculationSection.models``."""
 
 # Backend → module beside this one. Each has ``create(backend) -> Compiler``.
 BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "tensorrt", "tensorrt": "tensorrt"}
@@ -37,13 +38,11 @@ class CompileJob:
 
     @classmethod
     def of(cls, recipe: Recipe, role: Role) -> CompileJob:
-        """The job that ``recipe`` sets for the engine of ``role``; the draft shares the target's batch and length."""
-        draft = recipe.speculation.draft
-        if role == "draft":
-            assert draft is not None, "a recipe without a draft section has no draft engine"
+        """The job that ``recipe`` sets for the engine of ``role``; drafts share the target's batch and length."""
+        section = recipe.target if role == "target" else recipe.speculation.models[role]
         return cls(
             role=role,
-            precision=draft.precision if role == "draft" and draft is not None else recipe.target.precision,
+            precision=section.precision,
             max_batch_size=recipe.target.max_batch_size,
             max_seq_len=recipe.target.max_seq_len,
             max_draft_len=recipe.speculation.max_draft_len,
@@ -140,8 +139,7 @@ def check_precisions(compiler: Compiler, recipe: Recipe) -> None:
         UnsupportedError: naming the key, the value and the precisions there are.
     """
     wanted = {"target.precision": recipe.target.precision}
-    if recipe.speculation.draft is not None:
-        wanted["speculation.draft.precision"] = recipe.speculation.draft.precision
+    wanted |= {f"{draft_key(role)}.precision": section.precision for role, section in recipe.speculation.models.items()}
     for key, precision in wanted.items():
         if precision not in compiler.precisions:
             raise UnsupportedError(

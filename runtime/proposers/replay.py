@@ -24,10 +24,10 @@ class ReplayProposer:
         pass
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [Draft.chain(self._next(ask.sequence)[: ask.draft_len]) for ask in asks]
+        return [Draft.chain(self._next(ask)[: ask.draft_len]) for ask in asks]
 
-    def _next(self, sequence: Running) -> Sequence[int]:
-        return self._recordings.get(sequence.id, ())[len(sequence.output) :]
+    def _next(self, ask: Ask) -> Sequence[int]:
+        return self._recordings.get(ask.sequence.id, ())[ask.sequence.context.output_length + len(ask.after) :]
 
     def retire(self, sequence: Running) -> None:
         pass

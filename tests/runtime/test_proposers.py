@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier, BrokenBarrierError
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from toy_engine import EOS, MAX_STEP, VOCABULARY, ToyEngine, ToyModel, Toys, toy_entry, toys
 
 from specbuild.errors import BundleError, RequestError
+from specbuild.recipe import Method
 from specbuild.runtime.acceptance import SeededRound
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.model import CachedModel
@@ -57,7 +58,9 @@ def test_the_index_finds_what_a_scan_finds(tokens: list[int], sizes: tuple[int, 
         known = data.draw(st.integers(known + 1, len(tokens)))
         index.extend(tokens[:known])
         length = data.draw(st.integers(1, 9))
-        assert index.continuation(tokens[:known], length) == lookup(tokens[:known], shortest, longest, length)
+        match = index.match(tokens[:known], length)
+        found = (0, 0) if match is None else (match.starts[0], match.vouched)
+        assert found == lookup(tokens[:known], shortest, longest, length)
 
 
 def test_lookup_copies_what_followed_as_far_as_it_matched_and_goes_round_in_loops(toys: Toys) -> None:
@@ -212,7 +215,7 @@ def test_a_method_asked_for_by_two_threads_is_made_once(toys: Toys, monkeypatch:
 
 def test_methods_are_known_by_name(toys: Toys) -> None:
     bundle = toys.generator().bundle
-    assert set(METHODS) == {"ngram", "draft_model"}
+    assert {"off", *METHODS} == set(get_args(Method))
     assert isinstance(Proposers(bundle, Means(2), {})["ngram"], NgramProposer)
     with pytest.raises(RequestError, match=r"speculation method 'ngrm' is unknown. Did you mean 'ngram'\?"):
         Proposers(bundle, Means(2), {})["ngrm"]
