@@ -78,7 +78,7 @@ class SpeculationSection(Section):
     verification: Verification = Field(default="coupled", description="Lossless rule of acceptance.")
     ngram_max: int = Field(default=3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
     ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
-    suffix_history: int = Field(default=200_000, ge=0, description="Tokens of finished outputs that suffix drafts from; 0: none.")
+    suffix_history: int = Field(default=100_000, ge=0, description="Tokens of finished outputs that suffix drafts from; 0: none.")
     draft: DraftSection | None = Field(default=None, description="Draft model to build beside the target; empty: none.")
     drafts: dict[DraftName, DraftSection] = Field(default_factory=dict, description="More draft models, by name, for a cascade.")
     cascade: tuple[str, ...] = Field(

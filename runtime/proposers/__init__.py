@@ -73,12 +73,11 @@ class Proposers:
         Raises:
             BundleError: the bundle has no such engine.
         """
+        means = self._means
         if role not in self._engines:
-            self._engines[role] = load(self._bundle.path, self._bundle.engine(role), threads=self._means.threads)
+            self._engines[role] = load(self._bundle.path, self._bundle.engine(role), threads=means.threads)
         # The output does not depend on the bits of a draft: its passes need no padding.
-        return CachedModel(
-            self._engines[role], self._means.rows, padded=False, remember=self._means.remember, resident=self._means.resident
-        )
+        return CachedModel(self._engines[role], means.rows, padded=False, remember=means.remember, resident=means.resident)
 
     def made(self) -> Mapping[str, Proposer]:
         """Those that have been asked for."""

@@ -33,7 +33,7 @@ class Occurrence:
 
 
 class TextIndex:
-    """Texts, the last of them perhaps still growing. A token takes about 250 bytes, all of which ``forget_oldest`` gives back.
+    """Texts, the last of them perhaps still growing. A token takes 300 to 450 bytes, all of which ``forget_oldest`` gives back.
 
     Places count all tokens that ever came, so that those of kept texts stay when others leave.
     """

@@ -222,3 +222,32 @@ def test_methods_are_known_by_name(toys: Toys) -> None:
     alone = bundle.manifest.model_copy(update={"engines": bundle.manifest.engines[:1]})
     with pytest.raises(BundleError, match="no 'draft' engine"):
         Proposers(type(bundle)(bundle.path, alone), Means(2), {})["draft_model"]
+
+
+def test_with_a_larger_budget_other_continuations_become_branches(toys: Toys) -> None:
+    """The latest first; a chain as long as it vouches for, then two tokens of each, and never more than were asked for."""
+    prompt = [1, 2, 3, 9, 0, 1, 2, 4, 8, 0, 1, 2, 3, 7, 0, 1, 2]
+    proposer, sequence = NgramProposer(1, 3), running(toys, prompt)
+    proposer.admit(sequence)
+
+    def paths(**ask: int) -> list[tuple[int, ...]]:
+        draft = proposer.propose([Ask(sequence, **ask)])[0]
+        leaves = [node for node in range(len(draft)) if not draft.children(node)]
+        assert len(draft) <= ask.get("budget", ask["draft_len"])
+        return [tuple(draft.tokens[node] for node in draft.path(leaf)) for leaf in leaves]
+
+    assert paths(draft_len=3) == []
+    assert paths(draft_len=3, budget=4) == [(3, 7), (4, 8)]
+    assert paths(draft_len=2, budget=3) == [(3, 7), (4,)]
+    assert paths(draft_len=1, budget=9) == [(3,), (4,)]
+    for token in (3, 7, 0):
+        sequence.context.push(token)
+    assert paths(draft_len=4) == [(1, 2, 3, 7)]
+    assert paths(draft_len=4, budget=9) == [(1, 2, 3, 7)]
+
+
+def test_lookup_goes_on_after_tokens_that_are_only_drafted(toys: Toys) -> None:
+    proposer, sequence = NgramProposer(1, 3), running(toys, [1, 2, 3, 4, 9])
+    proposer.admit(sequence)
+    assert proposer.propose([Ask(sequence, 2, after=(1, 2))])[0].tokens == (3, 4)
+    assert proposer.propose([Ask(sequence, 2)])[0].tokens == ()
