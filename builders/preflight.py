@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from specbuild.errors import PreflightError
-from specbuild.recipe import Recipe, draft_key
+from specbuild.recipe import Recipe, section_key
 
 from .architectures import decoder_spec
 from .decoder_spec import DecoderSpec
@@ -30,7 +30,7 @@ def preflight(recipe: Recipe, models: Sequence[ModelFacts]) -> None:
     check_positions(recipe, target)
     check_padding(target)
     for draft in drafts:
-        check_config(draft, recipe.speculation.models[draft.role].config, f"{draft_key(draft.role)}.config")
+        check_config(draft, recipe.speculation.models[draft.role].config, f"{section_key(draft.role)}.config")
         check_positions(recipe, draft)
         check_padding(draft)
         check_tokenizers(target, draft)
@@ -104,7 +104,7 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts) -> None:
     if difference is not None:
         raise PreflightError(
             f"the tokenizers of target {target.source} and draft {draft.source} differ: {difference}; "
-            f"set {draft_key(draft.role)}.checkpoint to a model of the target's own family and tokenizer, "
+            f"set {section_key(draft.role)}.checkpoint to a model of the target's own family and tokenizer, "
             "or remove it to draft with the target's int4 build"
         )
 
@@ -119,7 +119,7 @@ def check_vocabularies(target: ModelFacts, draft: ModelFacts) -> None:
         raise PreflightError(
             f"vocab_size is {ours} in target {target.source} and {theirs} in draft {draft.source}{padding}; "
             f"resize the draft's embedding with transformers: model.resize_token_embeddings({ours}), save it, "
-            f"and set {draft_key(draft.role)}.checkpoint to the saved folder"
+            f"and set {section_key(draft.role)}.checkpoint to the saved folder"
         )
 
 

@@ -13,7 +13,7 @@ from specbuild.errors import CheckpointError, UnsupportedError
 
 from .architectures.base import Family
 from .checkpoint import Checkpoint
-from .decoder_spec import DecoderSpec
+from .decoder_spec import DecoderSpec, decoder_layer_shapes
 
 BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")
 """Old checkpoints store the frequencies that the config gives anyway."""
@@ -70,12 +70,18 @@ class CheckpointWeights:
         return tensor
 
     def _name(self, role: str) -> str:
-        if role == "head" and self.spec.tied_head:
-            role = "embedding"
-        if not role.startswith("layers."):
-            return self.family.tensors[role]
-        _, layer, part = role.split(".")
-        return f"model.layers.{layer}.{self.family.tensors[part]}"
+        return tensor_name(self.family, "embedding" if role == "head" and self.spec.tied_head else role)
+
+
+def tensor_name(family: Family, role: str) -> str:
+    """What a checkpoint of ``family`` calls the tensor of ``role``."""
+    if not role.startswith("layers."):
+        return family.tensors[role]
+    _, layer, part = role.split(".", 2)
+    if part.startswith("experts."):
+        _, expert, matrix = part.split(".")
+        return f"model.layers.{layer}.{family.tensors[f'expert_{matrix}'].format(expert=expert)}"
+    return f"model.layers.{layer}.{family.tensors[part]}"
 
 
 def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -84,29 +90,9 @@ def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
-    layer: dict[str, tuple[int, ...]] = {
-        "attention_norm": (hidden,),
-        "q": (queries, hidden),
-        "k": (keys, hidden),
-        "v": (keys, hidden),
-        "o": (hidden, queries),
-        "mlp_norm": (hidden,),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
-    }
-    if spec.qkv_bias:
-        layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
-    if spec.out_bias:
-        layer |= {"o_bias": (hidden,)}
-    if spec.mlp_bias:
-        layer |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
-    if spec.qk_norm:
-        layer |= {"q_norm": (head,), "k_norm": (head,)}
-    yield "embedding", (spec.vocab_size, hidden)
+    yield "embedding", (spec.vocab_size, spec.hidden_size)
     for index in range(spec.num_layers):
+        layer = decoder_layer_shapes(spec, experts=spec.has_experts(index))
         yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())
-    yield "norm", (hidden,)
-    yield "head", (spec.vocab_size, hidden)
+    yield "norm", (spec.hidden_size,)
+    yield "head", (spec.vocab_size, spec.hidden_size)

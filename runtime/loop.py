@@ -54,10 +54,21 @@ class Loop:
         self.scheduler.forget(owner)
 
     def _read(self) -> None:
-        """Read prompts, one after the other, as far as the pace allows between two rounds."""
+        """Read prompts, one after the other, as far as the pace allows between two rounds.
+
+        One that has been read joins those that run; this copies it. One that took several such gaps joins in a gap of its own.
+        """
+        begun = self.scheduler.reading
+        if begun is not None and not self.verifier.unread(begun):
+            self._start(begun)
+            return
         left = self._pace.tokens(len(self.scheduler.running), self.scheduler.to_run)
         while left > 0 and (sequence := self.scheduler.reading or self._admit()) is not None:
             left -= self._read_piece(sequence, left)
+            if not self.verifier.unread(sequence):
+                if sequence is begun and self.scheduler.running:
+                    return
+                self._start(sequence)
 
     def _admit(self) -> Running | None:
         sequence = self.scheduler.admit()
@@ -69,7 +80,7 @@ class Loop:
         return sequence
 
     def _read_piece(self, sequence: Running, limit: int) -> int:
-        """Read at most ``limit`` tokens of a prompt; returns how many. When it has been read its sequence joins those that run."""
+        """Read at most ``limit`` tokens of a prompt; returns how many."""
         began, unread = perf_counter(), self.verifier.unread(sequence)
         piece = min(limit, unread)
         self.verifier.read(sequence, piece)
@@ -77,11 +88,16 @@ class Loop:
             self._proposers[sequence.request.method].read(sequence, len(sequence.tokens) - 1 - unread + piece)
         if piece:
             self._pace.reading_took(piece, perf_counter() - began)
-        if piece == unread:
-            self.scheduler.start()
-            self._began[sequence.id] = self._now(sequence)
-            sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
         return piece
+
+    def _start(self, sequence: Running) -> None:
+        """Its prompt has been read: it takes part in rounds."""
+        self.verifier.start(sequence)
+        if sequence.request.method != "off":
+            self._proposers[sequence.request.method].start(sequence)
+        self.scheduler.start()
+        self._began[sequence.id] = self._now(sequence)
+        sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
 
     def _propose(self, plan: Plan) -> list[Draft]:
         """Each method's sequences go to its proposer together; the drafts come back in the plan's order."""

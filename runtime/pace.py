@@ -27,7 +27,10 @@ class Pace:
         """Of n, seconds, n² and n · seconds."""
 
     def tokens(self, running: int, to_run: int) -> int:
-        """Prompt tokens to read now, where ``running`` sequences decode and ``to_run`` will when the prompts that wait have been read."""
+        """Prompt tokens to read now, where ``running`` sequences decode and ``to_run`` will when the prompts that wait have been read.
+
+        Each prompt that waits counts as much as a stream that runs, up to their number: they are streams without a first token.
+        """
         if self._stretch is None:
             return sys.maxsize
         if not running:
@@ -36,7 +39,7 @@ class Pace:
         if each == 0:
             return SMALLEST
         # The prompt at the head may be a guest among those that run; where more wait, their rounds are soon the usual ones.
-        seconds = self._stretch * self._round(max(running, to_run - 1))
+        seconds = self._stretch * max(1, min(running, to_run - running)) * self._round(max(running, to_run - 1))
         return max(SMALLEST, min(LARGEST, int((seconds - fixed) / each)))
 
     def round_took(self, sequences: int, seconds: float) -> None:

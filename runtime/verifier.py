@@ -48,11 +48,13 @@ class Verifier:
         return len(sequence.tokens) - 1 - self._target.length(sequence.id)
 
     def read(self, sequence: Running, count: int) -> None:
-        """Read the next ``count`` prompt tokens; with the last one the sequence joins those that decode."""
+        """Read the next ``count`` prompt tokens."""
         start = self._target.length(sequence.id)
         self._target.prefill(sequence.id, sequence.tokens[start : start + count])
-        if not self.unread(sequence):
-            self._target.start(sequence.id, sequence.tokens[:-1])
+
+    def start(self, sequence: Running) -> None:
+        """All has been read: the sequence joins those that decode."""
+        self._target.start(sequence.id, sequence.tokens[:-1])
 
     def check(self, plan: Plan) -> None:
         """Assert what must hold when a round starts."""

@@ -94,8 +94,12 @@ def _in_a_long_view(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
 
 
 def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
-    """Median seconds of a pass over a grid of batches, steps and contexts. Contexts are zeros: the time is the same."""
+    """Median seconds of a pass over a grid of batches, steps and contexts. Contexts are zeros: the time is the same.
+
+    New tokens differ: equal ones would all go to the same few experts of a mixture. A longer step has those of the shorter, and more.
+    """
     entry = engine.entry
+    tokens = np.random.default_rng(SEED).integers(0, entry.vocab_size, (entry.max_batch_size, entry.max_step)).tolist()
     costs = []
     for batch in sorted({1, 2, 4, entry.max_batch_size}):
         if batch > entry.max_batch_size:
@@ -109,7 +113,7 @@ def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
                 model.cache.commit(row, np.arange(context - model.cache.length(row)))
             for step in sorted({1, 2, 4, entry.max_step}):
                 if step <= entry.max_step:
-                    feeds: dict[Hashable, Feed] = {row: Feed((1,) * step, wanted=tuple(range(step))) for row in range(batch)}
+                    feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=tuple(range(step))) for row in range(batch)}
                     costs.append(StepCost(batch=batch, step=step, context=context, seconds=_seconds(model, feeds)))
     return tuple(costs)
 

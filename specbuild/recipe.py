@@ -17,6 +17,7 @@ Method = Literal["off", "ngram", "suffix", "draft_model", "cascade", "hybrid"]
 Retrieval = Literal["ngram", "suffix"]
 Verification = Literal["coupled", "block", "token"]
 DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+HeadRole = Literal["mtp", "eagle3", "medusa"]
 ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
 
 
@@ -29,9 +30,11 @@ def draft_role(name: str) -> str:
     return name if name == "draft" else f"draft.{name}"
 
 
-def draft_key(role: str) -> str:
-    """The key of a recipe that sets the engine of ``role``: ``speculation.draft`` or ``speculation.drafts.NAME``."""
-    return "speculation." + role.replace("draft.", "drafts.", 1)
+def section_key(role: str) -> str:
+    """Where in a recipe the section of an engine's role is, for messages."""
+    if role == "target":
+        return role
+    return f"speculation.heads.{role}" if role in get_args(HeadRole) else "speculation." + role.replace("draft.", "drafts.", 1)
 
 
 class Section(BaseModel):
@@ -69,6 +72,28 @@ class DraftSection(Section):
     config: dict[str, Any] | None = Field(default=None, description="As target.config, for the draft's checkpoint.")
 
 
+class HeadSection(Section):
+    """A draft head: a few layers, trained on the target's hidden states, that propose tokens."""
+
+    checkpoint: str | None = Field(
+        default=None, description="Where the head comes from; empty: the target's own checkpoint, which may bring MTP modules along."
+    )
+    precision: Precision = Field(default="int8", description="Weights of the head's engine.")
+
+
+class HeadsSection(Section):
+    """Draft heads to build beside the target, each with its own engine."""
+
+    mtp: HeadSection | None = Field(default=None, description="One more decoder layer on the last hidden state (DeepSeek-V3's MTP).")
+    eagle3: HeadSection | None = Field(default=None, description="One layer on three hidden states of the target (EAGLE-3).")
+    medusa: HeadSection | None = Field(default=None, description="A head for each of the next tokens, all in one pass (Medusa-1).")
+
+    def present(self) -> dict[HeadRole, HeadSection]:
+        """Role → section of the heads that there are, in the order of the fields."""
+        roles: tuple[HeadRole, ...] = get_args(HeadRole)
+        return {role: section for role in roles if (section := getattr(self, role)) is not None}
+
+
 class SpeculationSection(Section):
     """How tokens are proposed and how proposals are verified."""
 
@@ -102,6 +127,8 @@ class SpeculationSection(Section):
             first, *others = self.cascade
             return (*(self.roles(first) if first in FIRST else (draft_role(first),)), *(draft_role(name) for name in others))
         return ("draft",) if method == "draft_model" else ()
+
+    heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -14,13 +14,19 @@ from typing import Literal, Protocol, cast
 import onnx_ir as ir
 
 from specbuild.errors import UnsupportedError
-from specbuild.recipe import Backend, Precision, Recipe, TensorRTSection, draft_key
+from specbuild.recipe import Backend, DraftSection, HeadSection, Precision, Recipe, TargetSection, TensorRTSection, section_key
 
 Role = str
-"""``target``, or a draft model's role in ``SpeculationSection.models``."""
+"""``target``, ``draft``, ``draft.NAME`` or a head's name: what ``sections`` has."""
 
 # Backend → module beside this one. Each has ``create(backend) -> Compiler``.
 BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "tensorrt", "tensorrt": "tensorrt"}
+
+
+def sections(recipe: Recipe) -> dict[Role, TargetSection | DraftSection | HeadSection]:
+    """Role → its section, for every engine that ``recipe`` asks for, the target first."""
+    speculation = recipe.speculation
+    return {"target": recipe.target, **speculation.models, **speculation.heads.present()}
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,10 @@ class CompileJob:
 
     @classmethod
     def of(cls, recipe: Recipe, role: Role) -> CompileJob:
-        """The job that ``recipe`` sets for the engine of ``role``; drafts share the target's batch and length."""
-        section = recipe.target if role == "target" else recipe.speculation.models[role]
+        """The job that ``recipe`` sets for the engine of ``role``; drafts and heads share the target's batch and length."""
         return cls(
             role=role,
-            precision=section.precision,
+            precision=sections(recipe)[role].precision,
             max_batch_size=recipe.target.max_batch_size,
             max_seq_len=recipe.target.max_seq_len,
             max_draft_len=recipe.speculation.max_draft_len,
@@ -138,12 +143,11 @@ def check_precisions(compiler: Compiler, recipe: Recipe) -> None:
     Raises:
         UnsupportedError: naming the key, the value and the precisions there are.
     """
-    wanted = {"target.precision": recipe.target.precision}
-    wanted |= {f"{draft_key(role)}.precision": section.precision for role, section in recipe.speculation.models.items()}
-    for key, precision in wanted.items():
-        if precision not in compiler.precisions:
+    for role, section in sections(recipe).items():
+        if section.precision not in compiler.precisions:
             raise UnsupportedError(
-                f"{key}: backend {compiler.name!r} does not build {precision!r}; choose one of {', '.join(compiler.precisions)}"
+                f"{section_key(role)}.precision: backend {compiler.name!r} does not build {section.precision!r}; "
+                f"choose one of {', '.join(compiler.precisions)}"
             )
 
 

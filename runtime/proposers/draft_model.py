@@ -93,7 +93,7 @@ class _Branch:
         return Draft.chain(self.tokens, self._laws if self.sequence.rule.needs_laws else None)
 
 
-class DraftModelProposer:
+class DraftModelProposer(Proposer):
     """An engine and a cache of its own, brought up to date when a draft is asked for, however many rounds went by without."""
 
     def __init__(self, model: CachedModel, inner: Proposer | None = None) -> None:
@@ -114,9 +114,11 @@ class DraftModelProposer:
         row = self._rows[sequence.id]
         self._model.prefill(sequence.id, sequence.tokens[row.agreed : length])
         row.agreed = max(row.agreed, length)
-        if length == len(sequence.tokens) - 1:
-            self._model.start(sequence.id, sequence.tokens[:-1])
         self._inner.read(sequence, length)
+
+    def start(self, sequence: Running) -> None:
+        self._model.start(sequence.id, sequence.tokens[:-1])
+        self._inner.start(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         branches = [_Branch(ask) for ask in asks]

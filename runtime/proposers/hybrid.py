@@ -9,7 +9,7 @@ from ..request import Running
 from .base import Ask, Proposer, Retriever
 
 
-class HybridProposer:
+class HybridProposer(Proposer):
     """Both parts know every sequence; a model that was not asked for some rounds catches up when it is."""
 
     def __init__(self, retrieval: Retriever, model: Proposer, min_match: int) -> None:
@@ -28,6 +28,10 @@ class HybridProposer:
     def read(self, sequence: Running, length: int) -> None:
         self._retrieval.read(sequence, length)
         self._model.read(sequence, length)
+
+    def start(self, sequence: Running) -> None:
+        self._retrieval.start(sequence)
+        self._model.start(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         retrieved = [self._retrieval.match(ask) >= self._min_match for ask in asks]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..draft import ROOT, Draft
 from ..request import Running
-from .base import Ask
+from .base import Ask, Retriever
 
 ALTERNATIVES = 4
 """Different continuations of an n-gram that are remembered, the latest ones."""
@@ -81,10 +81,8 @@ class NgramIndex:
         return None
 
 
-class NgramProposer:
+class NgramProposer(Retriever):
     """Drafts by copying. Knows nothing of the engine; a sequence costs one dictionary."""
-
-    engine_seconds = 0.0
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest

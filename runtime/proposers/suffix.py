@@ -17,7 +17,7 @@ from itertools import count
 
 from ..draft import ROOT, Draft
 from ..request import Running
-from .base import Ask
+from .base import Ask, Retriever
 from .text_index import TextIndex
 
 DOUBT = 3.0
@@ -71,10 +71,8 @@ class _Found:
 _NOTHING = _Found(0.0, 0, Draft.EMPTY)
 
 
-class SuffixProposer:
+class SuffixProposer(Retriever):
     """Copies what followed most often. Knows nothing of the engine."""
-
-    engine_seconds = 0.0
 
     def __init__(self, limit: int) -> None:
         """``limit``: tokens of finished outputs that are kept; 0: none, every sequence has its own text alone."""

@@ -31,16 +31,8 @@ SMALL, MIDDLE = ToyModel(influence=0.4, padding=9), ToyModel(influence=0.8, padd
 PROMPT = [1, 2, 3]
 
 
-class Branchy:
+class Branchy(Proposer):
     """Trees with the small model's own token among others: what a head with a tree would draft for the next model."""
-
-    engine_seconds = 0.0
-
-    def admit(self, sequence: Running) -> None: ...
-
-    def read(self, sequence: Running, length: int) -> None: ...
-
-    def retire(self, sequence: Running) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self.tree(ask) for ask in asks]
@@ -105,6 +97,7 @@ def test_what_drafts_for_a_model_changes_nothing_of_its_draft(
         for proposer in (cascade, alone):
             proposer.admit(sequence)
             proposer.read(sequence, len(sequence.tokens) - 1)
+            proposer.start(sequence)
     while sequences:
         asked = [sequence for sequence in sequences if data.draw(st.booleans())]
         asks = [Ask(sequence, min(data.draw(st.integers(0, 7)), 48 - len(sequence.tokens))) for sequence in asked]
@@ -132,6 +125,7 @@ def test_a_good_inner_proposer_saves_passes(toys: Toys, kind: str, passes: int) 
     stage, sequence = DraftModelProposer(model(MIDDLE), inner(kind)), running(toys, PROMPT, 0, "coupled")
     stage.admit(sequence)
     stage.read(sequence, len(PROMPT) - 1)
+    stage.start(sequence)
     engine = stage._model.engine
     assert isinstance(engine, ToyEngine)
     engine.steps.clear()
@@ -169,7 +163,7 @@ def law_after(shape: ToyModel, params: SamplingParams) -> Any:
     return law
 
 
-DRAWS = 3000
+DRAWS = 2000
 SHAPE = {"temperature": 0.9, "top_k": 8, "presence_penalty": 0.5}
 
 
@@ -185,7 +179,7 @@ def p_value(toys: Toys, rule: str, cascade: Sequence[str], seed: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["coupled", "block"])
-@pytest.mark.parametrize("cascade", [("ngram", "draft"), ("draft", "middle"), ("ngram", "draft", "middle")], ids=", ".join)
+@pytest.mark.parametrize("cascade", [("draft", "middle"), ("ngram", "draft", "middle")], ids=", ".join)
 def test_texts_of_a_cascade_follow_the_targets_law(toys: Toys, rule: str, cascade: Sequence[str]) -> None:
     assert p_value(toys, rule, cascade, 10_000 * len("".join(cascade))) > 0.01
 

@@ -118,6 +118,11 @@ def test_the_pace_of_reading_follows_the_rounds() -> None:
     pace.round_took(8, 0.200)
     assert pace.tokens(1, 2) == pytest.approx(400, abs=1), "one guest: the usual gap is theirs that run"
     assert pace.tokens(1, 9) == LARGEST, "more are to come: their round is soon the usual one"
+    for _ in range(100):
+        pace.round_took(4, 0.005)
+    assert pace.tokens(4, 5) == 20
+    assert pace.tokens(4, 7) == 60, "each that waits counts as much as one that runs"
+    assert pace.tokens(1, 7) == 20, "up to their number"
     assert Pace(None).tokens(1, 2) > 10**9
 
 

@@ -15,10 +15,9 @@ from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.generator import Completion, Generator
 from specbuild.runtime.law import Law
-from specbuild.runtime.proposers.base import Ask
+from specbuild.runtime.proposers.base import Ask, Proposer
 from specbuild.runtime.proposers.draft_model import DraftModelProposer
 from specbuild.runtime.proposers.replay import ReplayProposer
-from specbuild.runtime.request import Running
 from specbuild.runtime.sampling import SamplingParams
 
 __all__ = ["toys"]
@@ -34,19 +33,11 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-class TreeProposer:
+class TreeProposer(Proposer):
     """Random trees, seeded by what they follow; among the children the target's own token, often."""
-
-    engine_seconds = 0.0
 
     def __init__(self, toys: Toys) -> None:
         self.toys = toys
-
-    def admit(self, sequence: Running) -> None: ...
-
-    def read(self, sequence: Running, length: int) -> None: ...
-
-    def retire(self, sequence: Running) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self.tree(ask) for ask in asks]

@@ -93,6 +93,7 @@ def test_lookup_sees_the_output_too(toys: Toys) -> None:
     proposer, sequence = NgramProposer(1, 3), running(toys, [1, 2])
     proposer.admit(sequence)
     proposer.read(sequence, len(sequence.tokens) - 1)
+    proposer.start(sequence)
     assert proposer.propose([Ask(sequence, 2)])[0].tokens == ()
     for token in (3, 1, 2):
         sequence.context.push(token)
@@ -138,6 +139,7 @@ def test_a_draft_model_drafts_from_the_whole_text_whatever_happened(
     for sequence in sequences:
         proposer.admit(sequence)
         proposer.read(sequence, len(sequence.tokens) - 1)
+        proposer.start(sequence)
     while sequences:
         asked = [sequence for sequence in sequences if data.draw(st.booleans())]
         asks = [Ask(sequence, min(data.draw(st.integers(0, 7)), 48 - len(sequence.tokens))) for sequence in asked]
@@ -167,6 +169,7 @@ def test_after_full_acceptance_the_draft_feeds_two_tokens_and_else_one(toys: Toy
     proposer, sequence = DraftModelProposer(CachedModel(engine, 1)), running(toys, [1, 2, 3, 4])
     proposer.admit(sequence)
     proposer.read(sequence, len(sequence.tokens) - 1)
+    proposer.start(sequence)
     assert [step.input_ids.shape[1] for step in engine.steps] == [3]
     missing = 1
     for kept, missing_after in ((3, 2), (2, 1), (3, 2), (1, 1), (0, 1), (3, 2), (3, 2)):
@@ -185,6 +188,7 @@ def test_a_long_gap_is_read_in_pieces(toys: Toys) -> None:
     proposer, sequence = DraftModelProposer(CachedModel(engine, 1)), running(toys, [1, 2])
     proposer.admit(sequence)
     proposer.read(sequence, len(sequence.tokens) - 1)
+    proposer.start(sequence)
     for token in range(20):
         sequence.context.push(token)
     assert proposer.propose([Ask(sequence, 2)])[0].tokens == expected_draft(sequence, 2).tokens
