@@ -26,7 +26,8 @@ BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "t
 def sections(recipe: Recipe) -> dict[Role, TargetSection | DraftSection | HeadSection]:
     """Role → its section, for every engine that ``recipe`` asks for, the target first."""
     speculation = recipe.speculation
-    return {"target": recipe.target, **speculation.models, **speculation.heads.present()}
+    found: dict[Role, TargetSection | DraftSection | HeadSection] = {"target": recipe.target, **speculation.models}
+    return found | speculation.heads.present()
 
 
 @dataclass(frozen=True)
