@@ -39,7 +39,13 @@ _NOT_BUILT: dict[str, Any] = {
         "lossy": True,
         "ngram_max": True,
         "ngram_min": True,
+        "suffix_history": True,
+        "cascade": True,
+        "hybrid_retrieval": True,
+        "hybrid_min_match": True,
+        "hybrid_model": True,
         "draft": {"checkpoint", "config"},
+        "drafts": {"__all__": {"checkpoint", "config"}},
     },
 }
 
@@ -141,7 +147,7 @@ class BuildPlan:
 
 
 def plan(recipe: Recipe, models: tuple[ModelFacts, ...], heads: tuple[HeadFacts, ...], tools: ToolFacts) -> BuildPlan:
-    """The plan for ``models`` (the target, then the draft if there is one) and the draft heads."""
+    """The plan for ``models`` (the target, then its draft models) and the draft heads."""
     steps = [_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models]
     steps += [_step(recipe, head, None, tools.shapes[head.role]) for head in heads]
     taps = tuple(sorted({tap for head in heads for tap in head.spec.taps}))

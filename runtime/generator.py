@@ -19,7 +19,7 @@ from .intake import Intake, Prompt
 from .loop import Loop
 from .model import CachedModel
 from .pace import STRETCH, Pace
-from .proposers import Means, Proposers
+from .proposers import METHODS, Means, Proposers
 from .proposers.base import Proposer
 from .request import Emission, Running
 from .sampling import SamplingParams
@@ -175,6 +175,8 @@ class Generator:
         """Chosen by what was measured when the bundle was built; None where nothing was."""
         if self.entry.probe is None:
             return None
-        roles = {engine.role: engine.probe for engine in self.bundle.manifest.engines if engine.probe is not None}
-        times = {"draft_model": StepTimes(roles["draft"].step_costs)} if "draft" in roles else {}
+        costs = {engine.role: StepTimes(engine.probe.step_costs) for engine in self.bundle.manifest.engines if engine.probe is not None}
+        largest = {method: roles[-1] for method in METHODS if (roles := self.bundle.manifest.recipe.speculation.roles(method))}
+        # Smaller models of a cascade cost little beside the largest, and save some of its passes.
+        times = {method: costs[role] for method, role in largest.items() if role in costs}
         return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)

@@ -80,7 +80,7 @@ class EngineEntry(Record):
     """
 
     role: str
-    """``target``, ``draft``, ``mtp``, ``eagle3`` or ``medusa``."""
+    """``target``, ``draft``, ``draft.NAME`` for one of several, ``mtp``, ``eagle3`` or ``medusa``."""
     file: str
     """Path inside the bundle."""
     backend: Backend

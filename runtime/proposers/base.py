@@ -12,10 +12,28 @@ from ..request import Running
 
 @dataclass(frozen=True)
 class Ask:
-    """At most ``draft_len`` tokens wanted after the last token of ``sequence``."""
+    """A draft wanted after the last token of ``sequence``, or after tokens that are themselves only drafted."""
 
     sequence: Running
     draft_len: int
+    """Tokens of its longest path, at most."""
+    after: tuple[int, ...] = ()
+    """Tokens to be taken as if they had been emitted: what a larger draft model has drafted so far. The next round may know better."""
+    budget: int = 0
+    """Tokens of the whole tree, at most; never fewer than ``draft_len``. With just as many the draft is a chain."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", max(self.budget, self.draft_len))
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text that the draft is to continue; not to be changed."""
+        return [*self.sequence.tokens, *self.after] if self.after else self.sequence.tokens
+
+    @property
+    def branches(self) -> bool:
+        """There may be more tokens than the longest path has."""
+        return self.budget > self.draft_len
 
 
 class Proposer(ABC):
@@ -48,3 +66,11 @@ class Proposer(ABC):
 
     def retire(self, sequence: Running) -> None:
         """A sequence leaves, even one whose ``admit`` was interrupted or never came."""
+
+
+class Retriever(Proposer):
+    """A proposer that copies what followed an earlier occurrence of the text's end."""
+
+    @abstractmethod
+    def match(self, ask: Ask) -> int:
+        """Tokens of the text's end that the draft for ``ask`` goes on from; 0 where it would be empty."""

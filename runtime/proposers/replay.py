@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from ..draft import Draft
-from ..request import Running
 from .base import Ask, Proposer
 
 
@@ -16,7 +15,7 @@ class ReplayProposer(Proposer):
         self._recordings = recordings
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [Draft.chain(self._next(ask.sequence)[: ask.draft_len]) for ask in asks]
+        return [Draft.chain(self._next(ask)[: ask.draft_len]) for ask in asks]
 
-    def _next(self, sequence: Running) -> Sequence[int]:
-        return self._recordings.get(sequence.id, ())[len(sequence.output) :]
+    def _next(self, ask: Ask) -> Sequence[int]:
+        return self._recordings.get(ask.sequence.id, ())[ask.sequence.context.output_length + len(ask.after) :]

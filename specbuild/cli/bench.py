@@ -179,14 +179,12 @@ def _plan(bundle: Bundle, methods: Sequence[str] | None, draft_lens: Sequence[in
         RequestError: a batch that the engine does not take.
     """
     from specbuild.bench.measure import variants
-    from specbuild.runtime.proposers import METHODS
+    from specbuild.runtime.proposers import available
 
-    roles = {engine.role for engine in bundle.manifest.engines}
-    possible = [method for method in METHODS if method != "draft_model" or "draft" in roles]
     largest = bundle.engine("target").max_batch_size
     for batch in batches:
         if not 1 <= batch <= largest:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {largest}; raise target.max_batch_size")
     if any(length < 1 for length in draft_lens):
         raise UsageError(f"draft_len is {min(draft_lens)}, but must be at least 1; `off` is always measured")
-    return [variants(methods or possible, draft_lens, batch) for batch in sorted(set(batches))]
+    return [variants(methods or available(bundle), draft_lens, batch) for batch in sorted(set(batches))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,11 @@ def digest(asked: Recipe) -> str:
         "speculation.verification=block",
         "speculation.lossy=typical",
         "speculation.ngram_max=5",
+        "speculation.suffix_history=0",
+        "speculation.cascade=[suffix, draft]",
+        "speculation.hybrid_retrieval=suffix",
+        "speculation.hybrid_min_match=3",
+        "speculation.hybrid_model=cascade",
         "tensorrt.workspace_mib=64",
     ],
 )
@@ -142,10 +148,20 @@ def test_defaults_of_generation_do_not_change_the_digest(tiny_checkpoint: Path, 
         "speculation.max_draft_len=5",
         "speculation.draft.precision=int8",
         "speculation.draft=null",
+        "speculation.drafts.middle.precision=int8",
     ],
 )
 def test_what_an_engine_depends_on_changes_the_digest(tiny_checkpoint: Path, setting: str) -> None:
     assert digest(recipe(tiny_checkpoint, setting)) != digest(recipe(tiny_checkpoint))
+
+
+def test_a_named_draft_is_known_by_precision_and_content(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    copy = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
+    digests = [
+        digest(recipe(tiny_checkpoint, f"speculation.drafts.middle={{precision: {precision}, checkpoint: {source}}}"))
+        for precision, source in (("int8", tiny_checkpoint), ("int8", copy), ("int4", copy))
+    ]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_the_digest_knows_a_checkpoint_by_content(tmp_path: Path, tiny_checkpoint: Path) -> None:
@@ -174,3 +190,5 @@ def test_a_draft_without_a_checkpoint_is_the_targets_own() -> None:
     assert sources(own) == {"target": ("t", described), "draft": ("t", described)}
     other = Recipe.model_validate({"name": "a", "checkpoint": "t", "speculation": {"draft": {"checkpoint": "d"}}})
     assert sources(other)["draft"] == ("d", None)
+    more = Recipe.model_validate({"name": "a", "checkpoint": "t", "speculation": {"drafts": {"b": {}, "c": {"checkpoint": "d"}}}})
+    assert sources(more) == {"target": ("t", None), "draft.b": ("t", None), "draft.c": ("d", None)}

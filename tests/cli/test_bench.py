@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from specbuild.bundle import Bundle
 from specbuild.cli.main import run
+from specbuild.runtime.proposers import available
 
 Command = Callable[..., tuple[int, str, str]]
 ROW = [
@@ -54,7 +56,7 @@ def test_json_has_the_documented_shape(command: Command, tiny_bundle: Path) -> N
     assert report["bundle"] == str(tiny_bundle)
     assert report["machine"].keys() >= {"system", "processor", "cores", "threads", "python", "specbuild", "onnxruntime"}
     assert all(list(row) == ROW for row in report["rows"])
-    measured = [("off", 0), ("ngram", 2), ("ngram", 4), ("draft_model", 2), ("draft_model", 4)]
+    measured = [("off", 0), *((method, length) for method in available(Bundle.open(tiny_bundle)) for length in (2, 4))]
     expected = [(*variant, batch, task) for batch in (1, 2) for variant in measured for task in ("x", "y", "all")]
     assert [(row["method"], row["draft_len"], row["batch"], row["task"]) for row in report["rows"]] == expected
     for row in report["rows"]:

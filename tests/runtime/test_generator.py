@@ -178,7 +178,7 @@ def test_rows_are_taken_in_the_order_of_asking(toys: Toys) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(after=st.integers(0, 30), method=st.sampled_from(["off", "ngram", "draft_model"]))
+@given(after=st.integers(0, 30), method=st.sampled_from(["off", "ngram", "suffix", "draft_model", "cascade", "hybrid"]))
 def test_leaving_a_stream_frees_all_that_it_held(toys: Toys, after: int, method: str) -> None:
     """At any delta: some run, some wait, some have ended."""
     generator = toys.generator(batch=2)
