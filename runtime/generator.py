@@ -13,7 +13,7 @@ from specbuild.errors import CancelledError, RequestError, close_match
 
 from .acceptance import RULES
 from .answer import Answer, Completion, Delta
-from .draft_length import DraftLength
+from .draft_length import DraftLength, DraftTimes
 from .engines import load
 from .intake import Intake, Prompt
 from .loop import Loop
@@ -178,5 +178,5 @@ class Generator:
         costs = {engine.role: StepTimes(engine.probe.step_costs) for engine in self.bundle.manifest.engines if engine.probe is not None}
         largest = {method: roles[-1] for method in METHODS if (roles := self.bundle.manifest.recipe.speculation.roles(method))}
         # Smaller models of a cascade cost little beside the largest, and save some of its passes.
-        times = {method: costs[role] for method, role in largest.items() if role in costs}
+        times = {method: DraftTimes(costs[role], at_once=method == "medusa") for method, role in largest.items() if role in costs}
         return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)

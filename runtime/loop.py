@@ -8,7 +8,7 @@ from time import perf_counter
 from .draft import Draft
 from .pace import Pace
 from .proposers import Proposers
-from .proposers.base import Ask
+from .proposers.base import Ask, Seen
 from .request import Emission, Running
 from .scheduler import Plan, Scheduler
 from .verifier import Verifier
@@ -38,7 +38,7 @@ class Loop:
         drafts = self._propose(plan)
         scores = self.verifier.score(plan, drafts)
         verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
-        self.verifier.commit(plan, verdicts)
+        self._observe(plan.sequences, self.verifier.commit(plan, verdicts))
         emissions = [s.take(v, r, d) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
         self.scheduler.observe(plan, drafts, emissions)
         self._clock(plan.sequences)
@@ -83,7 +83,7 @@ class Loop:
         """Read at most ``limit`` tokens of a prompt; returns how many."""
         began, unread = perf_counter(), self.verifier.unread(sequence)
         piece = min(limit, unread)
-        self.verifier.read(sequence, piece)
+        self._observe([sequence], [self.verifier.read(sequence, piece)])
         if sequence.request.method != "off":
             self._proposers[sequence.request.method].read(sequence, len(sequence.tokens) - 1 - unread + piece)
         if piece:
@@ -107,9 +107,16 @@ class Loop:
             asks = [Ask(s, n) for s, n in zip(plan.sequences, plan.draft_lens, strict=True) if s.request.method == method]
             for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
                 assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
+                assert len(draft) <= ask.budget, f"{method} drafted {len(draft)} tokens, {ask.budget} were asked for"
                 drafts[ask.sequence.id] = draft
         self._draft_seconds += perf_counter() - began
         return [drafts.get(sequence.id, Draft.EMPTY) for sequence in plan.sequences]
+
+    def _observe(self, sequences: Sequence[Running], all_seen: Sequence[Seen | None]) -> None:
+        """Proposers learn what the target knew at the tokens that it has just read."""
+        for sequence, seen in zip(sequences, all_seen, strict=True):
+            if seen is not None and sequence.request.method != "off":
+                self._proposers[sequence.request.method].observe(sequence, seen)
 
     def _retire(self, finished: Sequence[Running]) -> None:
         # Forgotten only when all is given back: an interruption in between leaves it to ``cancel``.

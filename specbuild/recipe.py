@@ -13,7 +13,7 @@ from specbuild.errors import RecipeError, close_match
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
-Method = Literal["off", "ngram", "suffix", "draft_model", "cascade", "hybrid"]
+Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "cascade", "hybrid"]
 Retrieval = Literal["ngram", "suffix"]
 Verification = Literal["coupled", "block", "token", "traversal", "recursive", "target_only"]
 Lossy = Literal["typical"]
@@ -116,9 +116,7 @@ class SpeculationSection(Section):
     hybrid_retrieval: Retrieval = Field(default="ngram", description="What hybrid drafts by where its match is long enough.")
     hybrid_min_match: int = Field(default=2, ge=1, description="Tokens that the match must have, at least.")
     hybrid_model: Method = Field(default="draft_model", description="What hybrid drafts by elsewhere.")
-    heads: HeadsSection = Field(
-        default_factory=HeadsSection, description="Draft heads to build beside the target; the runtime does not draft with them yet."
-    )
+    heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
 
     @property
     def models(self) -> dict[str, DraftSection]:
@@ -133,14 +131,17 @@ class SpeculationSection(Section):
         if method == "cascade":
             first, *others = self.cascade
             return (*(self.roles(first) if first in FIRST else (draft_role(first),)), *(draft_role(name) for name in others))
-        return ("draft",) if method == "draft_model" else ()
+        return (method,) if method in get_args(HeadRole) else ("draft",) if method == "draft_model" else ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_compositions()
-        missing = next((role for role in self.roles(self.method) if role not in self.models), None)
+        present = {*self.models, *self.heads.present()}
+        missing = next((role for role in self.roles(self.method) if role not in present), None)
         if missing == "draft":
             raise ValueError(f"method {self.method!r} needs a 'draft' section; add `draft: {{}}` for the target's own int4 build")
+        if missing in get_args(HeadRole):
+            raise ValueError(f"method {self.method!r} needs a head; set heads.{missing}.checkpoint to its folder")
         if missing is not None:
             name = missing.removeprefix("draft.")
             raise ValueError(f"method {self.method!r} needs a draft model {name!r}; add it to `drafts`")

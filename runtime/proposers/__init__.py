@@ -18,6 +18,9 @@ from ..model import CachedModel
 from .base import Proposer, Retriever
 from .draft_model import DraftModelProposer
 from .hybrid import HybridProposer
+from .joint import Joint
+from .layer_head import LayerHeadProposer
+from .medusa import MedusaProposer
 from .ngram import NgramProposer
 from .suffix import SuffixProposer
 
@@ -74,10 +77,26 @@ class Proposers:
             BundleError: the bundle has no such engine.
         """
         means = self._means
-        if role not in self._engines:
-            self._engines[role] = load(self._bundle.path, self._bundle.engine(role), threads=means.threads)
         # The output does not depend on the bits of a draft: its passes need no padding.
-        return CachedModel(self._engines[role], means.rows, padded=False, remember=means.remember, resident=means.resident)
+        return CachedModel(self.engine(role), means.rows, padded=False, remember=means.remember, resident=means.resident)
+
+    def engine(self, role: str) -> Engine:
+        """The engine of ``role``, loaded once.
+
+        Raises:
+            BundleError: the bundle has no such engine.
+        """
+        if role not in self._engines:
+            self._engines[role] = load(self._bundle.path, self._bundle.engine(role), threads=self._means.threads)
+        return self._engines[role]
+
+    def joint(self, role: str) -> Joint:
+        """What joins the head ``role`` to the target.
+
+        Raises:
+            BundleError: the bundle has no such head.
+        """
+        return Joint.of(self._bundle, role)
 
     def made(self) -> Mapping[str, Proposer]:
         """Those that have been asked for."""
@@ -99,6 +118,18 @@ def _draft_model(proposers: Proposers) -> Proposer:
     return DraftModelProposer(proposers.model("draft"))
 
 
+def _mtp(proposers: Proposers) -> Proposer:
+    return LayerHeadProposer(proposers.model("mtp"), proposers.joint("mtp"))
+
+
+def _eagle3(proposers: Proposers) -> Proposer:
+    return LayerHeadProposer(proposers.model("eagle3"), proposers.joint("eagle3"))
+
+
+def _medusa(proposers: Proposers) -> Proposer:
+    return MedusaProposer(proposers.engine("medusa"), proposers.joint("medusa"))
+
+
 def _cascade(proposers: Proposers) -> Proposer:
     """Each model of the list drafts for the next; the first of the list may be any method."""
     first, *others = proposers.speculation.cascade
@@ -115,7 +146,16 @@ def _hybrid(proposers: Proposers) -> Proposer:
 
 
 METHODS: Mapping[str, Factory] = MappingProxyType(
-    {"ngram": _ngram, "suffix": _suffix, "draft_model": _draft_model, "cascade": _cascade, "hybrid": _hybrid}
+    {
+        "ngram": _ngram,
+        "suffix": _suffix,
+        "draft_model": _draft_model,
+        "mtp": _mtp,
+        "eagle3": _eagle3,
+        "medusa": _medusa,
+        "cascade": _cascade,
+        "hybrid": _hybrid,
+    }
 )
 """Every method but ``off``."""
 

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..draft import Draft
 from ..request import Running
 
@@ -36,6 +39,16 @@ class Ask:
         return self.budget > self.draft_len
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the target knew at some tokens of a sequence."""
+
+    start: int
+    """Position of the first of them."""
+    hidden: NDArray[np.float32]
+    """[n,W] the target's tapped hidden states at positions start … start + n − 1."""
+
+
 class Proposer(ABC):
     """Drafts for sequences between ``admit`` and ``retire``. Whatever it drafts, the output's law is the target's.
 
@@ -55,6 +68,12 @@ class Proposer(ABC):
 
     def start(self, sequence: Running) -> None:
         """The target has read the whole prompt: drafts are asked for from now on."""
+
+    def observe(self, sequence: Running, seen: Seen) -> None:
+        """The target has read tokens that stay; where it gives out hidden states, these are theirs, every position once and in order.
+
+        Positions before the first that is seen were known before the request came, from a text that begins alike.
+        """
 
     @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:

@@ -13,13 +13,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..draft import ROOT, Draft
-from ..law import Law
 from ..model import CachedModel, Feed
 from ..request import Running
 from .base import Ask, Proposer
+from .branch import Branch
 from .replay import ReplayProposer
 
 
@@ -46,51 +45,6 @@ class _Row:
     def length(self) -> int:
         """Valid positions of the row."""
         return self.agreed + len(self.guessed)
-
-
-class _Branch:
-    """A draft in the making."""
-
-    def __init__(self, ask: Ask) -> None:
-        self.sequence = ask.sequence
-        self._ask = ask
-        self._laws: list[Law] = []
-        self.tokens: list[int] = []
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        """What follows the text: a larger model's tokens, then this branch's."""
-        return (*self._ask.after, *self.tokens)
-
-    @property
-    def missing(self) -> int:
-        return self._ask.draft_len - len(self.tokens)
-
-    def grow(self, rows: NDArray[np.float32], guess: Draft) -> list[int]:
-        """Choose the next token, and one more after each token of ``guess`` that was right; returns the nodes that were.
-
-        ``rows`` [1 + len(guess), V]: the model's logits after what is known, then after each node.
-        """
-        right: list[int] = []
-        while True:
-            node = right[-1] if right else ROOT
-            token = self._choose(rows[node + 1])
-            child = next((child for child in guess.children(node) if guess.tokens[child] == token), None)
-            if child is None:
-                return right
-            right.append(child)
-
-    def _choose(self, row: NDArray[np.float32]) -> int:
-        sequence, after = self.sequence, self.after
-        with sequence.context.after(after):
-            law = sequence.transforms.law(row, sequence.context)
-        token = sequence.rule.choose(law, sequence.randomness, len(after))
-        self.tokens.append(token)
-        self._laws.append(law)
-        return token
-
-    def draft(self) -> Draft:
-        return Draft.chain(self.tokens, self._laws if self.sequence.rule.needs_laws else None)
 
 
 class DraftModelProposer(Proposer):
@@ -121,14 +75,14 @@ class DraftModelProposer(Proposer):
         self._inner.start(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        branches = [_Branch(ask) for ask in asks]
+        branches = [Branch(ask) for ask in asks]
         while going := [branch for branch in branches if branch.missing]:
             news = [self._news(branch) for branch in going]
             guesses = self._guess(going, news)
             feeds = {branch.sequence.id: _feed(new, guess) for branch, new, guess in zip(going, news, guesses, strict=True)}
             logits = self._model.feed(feeds)
             for branch, new, guess in zip(going, news, guesses, strict=True):
-                right = branch.grow(logits[branch.sequence.id], guess)
+                right = branch.follow(logits[branch.sequence.id], guess)
                 self._keep(branch.sequence, [*range(len(new)), *(len(new) + node for node in right)], feeds[branch.sequence.id].tokens)
         return [branch.draft() for branch in branches]
 
@@ -141,7 +95,7 @@ class DraftModelProposer(Proposer):
         self._model.release(sequence.id, sequence.tokens[:known])
         self._inner.retire(sequence)
 
-    def _news(self, branch: _Branch) -> tuple[int, ...]:
+    def _news(self, branch: Branch) -> tuple[int, ...]:
         """Drop what was rejected; returns what the next pass has to feed: one token, or two after full acceptance."""
         owner, row = branch.sequence.id, self._rows[branch.sequence.id]
         news = row.settle(branch.sequence.tokens, branch.after)
@@ -152,7 +106,7 @@ class DraftModelProposer(Proposer):
             return news[-1:]
         return news
 
-    def _guess(self, going: Sequence[_Branch], news: Sequence[tuple[int, ...]]) -> list[Draft]:
+    def _guess(self, going: Sequence[Branch], news: Sequence[tuple[int, ...]]) -> list[Draft]:
         """The inner proposer's drafts, as long as they can be of use (a pass always chooses one token more) and fit a pass."""
         longest = self._model.engine.entry.max_step
         return self._inner.propose(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..draft import Draft
 from ..request import Running
-from .base import Ask, Proposer, Retriever
+from .base import Ask, Proposer, Retriever, Seen
 
 
 class HybridProposer(Proposer):
@@ -32,6 +32,10 @@ class HybridProposer(Proposer):
     def start(self, sequence: Running) -> None:
         self._retrieval.start(sequence)
         self._model.start(sequence)
+
+    def observe(self, sequence: Running, seen: Seen) -> None:
+        self._retrieval.observe(sequence, seen)
+        self._model.observe(sequence, seen)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         retrieved = [self._retrieval.match(ask) >= self._min_match for ask in asks]

@@ -123,6 +123,13 @@ class ToyEngine:
     entry: EngineEntry
     steps: list[Step] = field(default_factory=list)
 
+    @property
+    def hidden(self) -> None:
+        """It gives none out."""
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise AssertionError("no head")
+
     def new_storage(self, rows: int) -> ToyStorage:
         return ToyStorage(rows, self.entry.capacity)
 
