@@ -70,10 +70,14 @@ class DraftTimes:
     step: StepTimes
     at_once: bool = False
     """One pass gives all tokens (Medusa heads), not one each."""
+    shared: bool = False
+    """They are passes of the target's own first layers, which then need not read the draft again (early exit)."""
 
     def seconds(self, batch: int, length: int, context: int) -> float:
         """Seconds of drafting ``length`` tokens for each of ``batch`` sequences."""
-        return self.step.seconds(batch, 1, context) * (min(length, 1) if self.at_once else length)
+        one = self.step.seconds(batch, 1, context)
+        saved = self.step.seconds(batch, 1 + length, context) - one if self.shared else 0.0
+        return one * (min(length, 1) if self.at_once else length) - saved
 
 
 class DraftLength:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.bundle import EngineEntry, Parity, Probe, StepCost
+from specbuild.recipe import LOWER
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engines import load
 from specbuild.runtime.model import CachedModel, Feed
@@ -132,7 +133,9 @@ def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
                 model.cache.commit(row, np.arange(context - model.cache.length(row)))
             for step in sorted({1, 2, 4, entry.max_step}):
                 if step <= entry.max_step:
-                    feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=tuple(range(step))) for row in range(batch)}
+                    # Of a target's first layers the head is wanted for drafts, not where the pass that verifies lets them read.
+                    wanted = (step - 1,) if entry.role == LOWER else tuple(range(step))
+                    feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=wanted) for row in range(batch)}
                     costs.append(StepCost(batch=batch, step=step, context=context, seconds=_seconds(partial(model.feed, feeds))))
     return tuple(costs)
 
