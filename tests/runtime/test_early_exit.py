@@ -97,6 +97,13 @@ def test_the_two_parts_are_the_whole_bit_for_bit(bundles: Bundles, precision: st
         np.testing.assert_array_equal(one, other)
 
 
+def begun(opened: CachedModel, owner: Hashable, text: Sequence[int]) -> CachedModel:
+    opened.begin(owner, text)
+    opened.prefill(owner, text)
+    opened.start(owner, text)
+    return opened
+
+
 def some(random: np.random.Generator, owners: Iterable[Hashable], share: float) -> list[Hashable]:
     return [owner for owner in owners if random.random() < share]
 
@@ -130,9 +137,7 @@ def test_whatever_was_read_ahead_the_logits_are_those_of_the_text(bundles: Bundl
     for number in range(60):
         if len(texts) < 4:
             texts[number] = random.integers(0, 256, random.integers(1, 50)).tolist()
-            cut.begin(number, texts[number][:-1])
-            cut.prefill(number, texts[number][:-1])
-            cut.start(number, texts[number][:-1])
+            begun(cut, number, texts[number][:-1])
         drafts = {owner: text[-1:] for owner, text in texts.items()}
         for _ in range(random.integers(0, 3)):  # groups of sequences draft one after the other
             drafts |= drafted(random, lower, some(random, texts, 0.7), texts)
@@ -155,6 +160,21 @@ def test_whatever_was_read_ahead_the_logits_are_those_of_the_text(bundles: Bundl
             cut.release(owner)
             del texts[owner]
     assert checked > 100
+
+
+@pytest.mark.parametrize("text", [(65, 66, 67), (70, 71, 72)])
+@pytest.mark.parametrize("view", [0, 128])
+def test_what_was_read_ahead_of_another_text_or_view_is_forgotten(bundles: Bundles, text: tuple[int, ...], view: int) -> None:
+    """The same tokens at the same place mean something else behind another text; a view that changes keeps valid positions alone."""
+    cut = begun(model(bundles("int8", CUT)), "first", (65, 66, 67))
+    assert isinstance(cut.engine, SplitEngine)
+    cut.sharing(cut.engine.lower).feed({"first": Feed((7, 8, 9))})
+    if text != (65, 66, 67):
+        cut.release("first")
+        begun(cut, "second", text)
+    feed = Feed((7, 8, 9, 5), wanted=(0, 1, 2, 3))
+    (found,) = cut.feed({cut.owners[0]: feed}, view=view).values()
+    np.testing.assert_array_equal(found, begun(model(bundles("int8")), "alone", text).feed({"alone": feed})["alone"])
 
 
 @pytest.mark.parametrize("interactive", [False, True])
