@@ -39,7 +39,7 @@ def compile_engines(preparation: Preparation, staging: Path, progress: Progress)
             continue
         progress(f"compiling the {step.role}: {step.checkpoint} as {step.precision}")
         spec = preparation.facts(step.role).spec
-        done[step.role] = _compile(preparation, step.job, spec, staging, Path("engines") / step.role)
+        done[step.role] = compile_engine(preparation, step.job, spec, staging, Path("engines") / step.role)
     if LOWER in done:
         done["target"] = _joined(done[LOWER], done["target"], preparation.plan.taps)
     return tuple(done.values())
@@ -64,7 +64,9 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
         if compared(step) and digest not in references:
             progress(f"compiling the {step.role} in float32 to compare with")
             job = dataclasses.replace(step.job, precision="float32")
-            references[digest] = _compile(preparation, job, preparation.models[step.role].spec, staging, Path(_REFERENCES) / step.role)
+            references[digest] = compile_engine(
+                preparation, job, preparation.models[step.role].spec, staging, Path(_REFERENCES) / step.role
+            )
         progress(f"measuring the {step.role}")
         try:
             probes[step.role] = probe(staging, entry, references[digest] if compared(step) else None)
@@ -80,7 +82,8 @@ def compared(step: EngineStep) -> bool:
     return step.backend == "onnxruntime" and step.precision != "float32" and step.role not in (LOWER, *get_args(HeadRole))
 
 
-def _compile(preparation: Preparation, job: CompileJob, spec: DecoderSpec | HeadSpec, staging: Path, folder: Path) -> EngineEntry:
+def compile_engine(preparation: Preparation, job: CompileJob, spec: DecoderSpec | HeadSpec, staging: Path, folder: Path) -> EngineEntry:
+    """The engine of ``spec``, the model of the job's role or a part of it, in ``staging/folder``."""
     weights, compiler = preparation.weights[job.role], preparation.compiler
     shape = compiler.shape(job)
     taps: tuple[int, ...] = ()

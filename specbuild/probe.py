@@ -43,7 +43,7 @@ def probe(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Pr
         step_invariant=all(_same(alone, _in_steps(engine, tokens, size)) for size in range(2, entry.max_step + 1)),
         batch_invariant=_same(alone, _in_a_batch(engine, tokens)),
         view_invariant=entry.static_view or _same(alone, _in_a_long_view(engine, tokens)),
-        step_costs=_step_costs(engine),
+        step_costs=step_costs(engine),
         parity=None if reference is None else _parity(engine, load(folder, reference)),
     )
 
@@ -115,7 +115,7 @@ def _in_a_long_view(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
     return rows
 
 
-def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
+def step_costs(engine: Engine) -> tuple[StepCost, ...]:
     """Median seconds of a pass over a grid of batches, steps and contexts. Contexts are zeros: the time is the same.
 
     New tokens differ: equal ones would all go to the same few experts of a mixture. A longer step has those of the shorter, and more.
