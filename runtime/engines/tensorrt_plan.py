@@ -43,7 +43,7 @@ class Plan:
         """
         if entry.taps or entry.first_layer:
             raise UnsupportedError(
-                f"the {entry.role} engine takes or gives out hidden states, which the TensorRT runtime does not do yet; "
+                f"the {entry.role} engine passes hidden states on, which the TensorRT runtime does not take yet; "
                 "remove speculation.heads and speculation.early_exit from the recipe and build again"
             )
         capability = require_gpu(device)

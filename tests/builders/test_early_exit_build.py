@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import head_support
+import numpy as np
+import onnx_ir as ir
 import pytest
+from decoder_support import RandomWeights, open_session, tiny_spec
 from head_support import LAYERS, save_head, save_target
 from tiny_checkpoint import save_tiny
 
 from specbuild.builders.build import build
+from specbuild.builders.decoder_spec import DecoderSpec, MoeSpec
 from specbuild.builders.engines import compile_engines
+from specbuild.builders.network.decoder import decoder
 from specbuild.builders.preparation import dry_plan, prepare
 from specbuild.builders.store import Store
 from specbuild.bundle import LowerPart
@@ -60,6 +65,44 @@ def test_sizes_foretell_those_of_the_parts(precision: str, tmp_path: Path) -> No
         folder = bundle.path / "engines" / step.role
         assert (folder / "model.onnx.data").stat().st_size == pytest.approx(step.engine_bytes, rel=0.05), step.role
     assert sum(step.kv_bytes_per_token for step in plan.steps) == bundle.engine("target").kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tiny_spec(num_layers=3),
+        tiny_spec(num_layers=3, tied_head=False, qk_norm=True, qkv_bias=True, sliding_window=5),
+        tiny_spec(num_layers=3, moe=MoeSpec(8, 2, 64, True, (0, 2))),
+    ],
+)
+def test_one_part_after_the_other_is_the_whole(spec: DecoderSpec, tmp_path: Path) -> None:
+    """Every kind of layer, experts by their layer's number in the whole; the exit's logits are norm and head on its stream."""
+    weights, graphs = RandomWeights(spec), {"whole": spec, "lower": spec.lower(1), "upper": spec.upper(1), "head": spec.upper(3)}
+    for name, part in graphs.items():
+        taps = (1,) if name == "lower" else ()
+        ir.save(decoder(part, weights, capacity=None, positions=32, taps=taps), tmp_path / f"{name}.onnx")
+    tokens, position = np.random.default_rng(0).integers(0, spec.vocab_size, (1, 12)), np.arange(12)
+    mask = (position <= position[:, None]) & (position > position[:, None] - (spec.sliding_window or 12))
+    given = {
+        "input_ids": tokens,
+        "position_ids": position[None],
+        "write_index": np.zeros(1, np.int64),
+        "attention_mask": mask[None, None],
+        "logit_rows": position[None],
+        **{f"past_{kind}.{layer}": np.zeros((1, 2, 12, 16), np.float32) for layer in range(3) for kind in ("key", "value")},
+    }
+
+    def run(name: str, **more: Any) -> dict[str, Any]:
+        session = open_session(tmp_path / f"{name}.onnx")
+        taken = {value.name: (given | more)[value.name] for value in session.get_inputs()}
+        return dict(zip([output.name for output in session.get_outputs()], session.run(None, taken), strict=True))
+
+    whole, lower = run("whole"), run("lower")
+    upper = run("upper", features=lower["hidden"])
+    assert {*lower, *upper} == {*whole, "hidden"}
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, (upper if name in upper else lower)[name])
+    np.testing.assert_array_equal(lower["logits"], run("head", features=lower["hidden"])["logits"])
 
 
 def test_another_cut_is_another_bundle(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from specbuild.recipe import LOWER, Recipe
 from specbuild.runtime.draft_length import DraftTimes
 from specbuild.runtime.engine import Engine, KvStorage, Step
 from specbuild.runtime.engines import load
-from specbuild.runtime.engines.split import SplitEngine, part_entries
+from specbuild.runtime.engines.split import SplitEngine, SplitStorage, part_entries
 from specbuild.runtime.generator import Generator
 from specbuild.runtime.model import CachedModel, Feed
 from specbuild.runtime.sampling import SamplingParams
@@ -217,6 +217,25 @@ def test_who_leaves_in_the_middle_leaves_nothing_behind(bundles: Bundles) -> Non
             next(stream)
         stream.close()
     params = [asked("early_exit", 0.9, seed=seed) for seed in range(4)]
+    assert [answer.token_ids for answer in opened.generate(PROMPTS, params)] == wanted
+
+
+@pytest.mark.parametrize("calls", [0, 2, 9])
+def test_a_draft_that_breaks_off_leaves_nothing_behind(bundles: Bundles, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    """Tokens that were only drafted are valid in the rows for as long as the drafting goes on."""
+    wanted, opened, keep = plain(bundles, asked("off", 0.9)), Generator(bundles("int8", CUT)), SplitStorage.keep
+    left = iter(range(calls))
+
+    def breaking(storage: SplitStorage, *given: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        keep(storage, *given)
+
+    params = [asked("early_exit", 0.9, seed=seed) for seed in range(4)]
+    with monkeypatch.context() as patched:
+        patched.setattr(SplitStorage, "keep", breaking)
+        with pytest.raises(KeyboardInterrupt):
+            opened.generate(PROMPTS[::-1], params)
     assert [answer.token_ids for answer in opened.generate(PROMPTS, params)] == wanted
 
 
