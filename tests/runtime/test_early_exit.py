@@ -1,180 +1,26 @@
-"""A real tiny target cut in two: bit for bit the whole one, its shared layers read each token once, and its first layers draft."""
+"""The first layers of a tiny target draft for it: the output is its own, and the shared layers read each token once."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import head_support
-import numpy as np
 import pytest
-from head_support import save_head, save_target
-from numpy.typing import NDArray
+from cut_target import CUT, PROMPTS, Bundles, Floats, asked, plain
 
-from specbuild.builders.build import build
-from specbuild.builders.store import Store
 from specbuild.bundle import Bundle, StepCost
 from specbuild.errors import BundleError
-from specbuild.probe import probe
-from specbuild.recipe import LOWER, Recipe
+from specbuild.recipe import LOWER
 from specbuild.runtime.draft_length import DraftTimes
 from specbuild.runtime.engine import Engine, KvStorage, Step
 from specbuild.runtime.engines import load
 from specbuild.runtime.engines.split import SplitEngine, SplitStorage, part_entries
 from specbuild.runtime.generator import Generator
-from specbuild.runtime.model import CachedModel, Feed
-from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.step_times import StepTimes
-
-CUT = 2
-PROMPTS = [[65, 66, 67, 32, 68] * 6, [70], list(range(40, 75)), [90, 91, 92]]
-Floats = NDArray[np.float32]
-
-
-class Bundles:
-    """The same target whole and cut, by precision; each built once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.checkpoint = save_target(folder / "target")
-        self.heads = {"eagle3": {"checkpoint": str(save_head(folder / "eagle3", *head_support.eagle3())), "precision": "int8"}}
-        self.made: dict[tuple[str, int], Bundle] = {}
-
-    def __call__(self, precision: str, cut: int = 0) -> Bundle:
-        if (precision, cut) not in self.made:
-            speculation = {"heads": self.heads} | ({"early_exit": {"layers": cut}, "hybrid_model": "early_exit"} if cut else {})
-            target = {"precision": precision, "max_seq_len": 160, "max_batch_size": 4}
-            document = {"name": "cut", "checkpoint": str(self.checkpoint), "target": target, "speculation": speculation}
-            store = Store(self.folder / "store")
-            self.made[precision, cut] = build(Recipe.model_validate(document), store=store, probe=probe).bundle
-        return self.made[precision, cut]
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     return Bundles(tmp_path_factory.mktemp("exit"))
-
-
-def model(bundle: Bundle, rows: int = 1) -> CachedModel:
-    return CachedModel(load(bundle.path, bundle.engine("target")), rows)
-
-
-def asked(method: str, temperature: float = 0.0, **others: Any) -> SamplingParams:
-    return SamplingParams(temperature=temperature, speculation=method, **{"max_tokens": 40, "seed": 5, "ignore_eos": True, **others})
-
-
-def plain(bundles: Bundles, params: SamplingParams, precision: str = "int8") -> list[tuple[int, ...]]:
-    """What the whole target writes, each prompt alone."""
-    opened = Generator(bundles(precision), batch=1)
-    alone = [SamplingParams(**{**vars(params), "speculation": "off", "draft_len": None, "seed": seed}) for seed in range(len(PROMPTS))]
-    return [opened.generate([prompt], each)[0].token_ids for prompt, each in zip(PROMPTS, alone, strict=True)]
-
-
-@pytest.mark.parametrize("cut", [1, 3])
-@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
-def test_the_two_parts_are_the_whole_bit_for_bit(bundles: Bundles, precision: str, cut: int) -> None:
-    """Logits, and the hidden states of heads: of ragged rows, a chain, a tree whose branch stays, and what follows it."""
-    found: list[list[Floats]] = []
-    for bundle in (bundles(precision), bundles(precision, cut)):
-        target, seen = model(bundle, 3), list[Floats]()
-        for row in range(3):
-            target.cache.reserve(row)
-            hidden = target.prefill(row, range(5 + 20 * row, 10 + 40 * row))
-            assert hidden is not None
-            seen.append(hidden)
-        feeds: Mapping[Hashable, Feed] = {
-            0: Feed((3, 4, 5), wanted=(0, 1, 2)),
-            2: Feed((9, 8, 7, 6), parents=(-1, 0, 0, 2), wanted=(0, 1, 2, 3)),
-        }
-        for feed in (feeds, {0: Feed((1,), wanted=(0,)), 1: Feed((2,), wanted=(0,)), 2: Feed((3,), wanted=(0,))}):
-            seen += [rows.copy() for rows in target.feed(feed).values()]
-            seen += [target.hidden(owner)[: len(each.tokens)].copy() for owner, each in feed.items()]
-            for owner, each in feed.items():
-                target.cache.commit(owner, np.array([0, 2, 3]) if each.parents else np.arange(len(each.tokens)))
-        found.append(seen)
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def begun(opened: CachedModel, owner: Hashable, text: Sequence[int]) -> CachedModel:
-    opened.begin(owner, text)
-    opened.prefill(owner, text)
-    opened.start(owner, text)
-    return opened
-
-
-def some(random: np.random.Generator, owners: Iterable[Hashable], share: float) -> list[Hashable]:
-    return [owner for owner in owners if random.random() < share]
-
-
-def drafted(
-    random: np.random.Generator, lower: CachedModel, group: Sequence[Hashable], texts: Mapping[Hashable, list[int]]
-) -> dict[Hashable, list[int]]:
-    """Tokens after the last of each text in ``group``, that one first; the lower part reads all but the last, in passes that some miss."""
-    lengths, tokens = {owner: lower.length(owner) for owner in group}, {owner: texts[owner][-1:] for owner in group}
-    view = max(lower.cache.lengths.tolist(), default=0) + lower.engine.entry.max_step
-    for _ in range(random.integers(1, 4)):
-        going = some(random, group, 0.8)
-        if going:
-            lower.feed({owner: Feed((tokens[owner][-1],)) for owner in going}, view=view)
-        for owner in going:
-            lower.cache.commit(owner, np.arange(1))
-            tokens[owner].append(int(random.integers(256)))
-    for owner, length in lengths.items():
-        lower.cache.truncate(owner, length)
-    return tokens
-
-
-@pytest.mark.parametrize("precision", ["float32", "int4"])
-@pytest.mark.parametrize("seed", range(2))
-def test_whatever_was_read_ahead_the_logits_are_those_of_the_text(bundles: Bundles, precision: str, seed: int) -> None:
-    """Rows are drafted for or not, drafts are followed, in part, in a tree or not at all, rows are given back and taken again."""
-    random = np.random.default_rng(seed)
-    alone, cut = model(bundles(precision), 1), model(bundles(precision, CUT), 4)
-    assert isinstance(cut.engine, SplitEngine)
-    lower, texts, checked = cut.sharing(cut.engine.lower), dict[Hashable, list[int]](), 0
-    for number in range(60):
-        if len(texts) < 4:
-            texts[number] = random.integers(0, 256, random.integers(1, 50)).tolist()
-            begun(cut, number, texts[number][:-1])
-        drafts = {owner: text[-1:] for owner, text in texts.items()}
-        for _ in range(random.integers(0, 3)):  # groups of sequences draft one after the other
-            drafts |= drafted(random, lower, some(random, texts, 0.7), texts)
-        feeds: dict[Hashable, Feed] = {}
-        for owner, draft in drafts.items():
-            tokens = [*draft[: random.integers(1, len(draft) + 1)], *random.integers(0, 256, random.integers(0, 3)).tolist()]
-            parents = tuple(max(-1, place - 1 - int(random.random() < 0.1)) for place in range(len(tokens)))
-            feeds[owner] = Feed(tuple(tokens), parents, wanted=tuple(range(len(tokens))))
-        for owner, rows in cut.feed(feeds).items():
-            alone.cache.reserve("text")
-            alone.prefill("text", texts[owner][:-1])
-            np.testing.assert_array_equal(rows, alone.feed({"text": feeds[owner]})["text"])
-            alone.release("text")
-            checked += 1
-        for owner, feed in feeds.items():
-            kept = len(feed.tokens) if feed.parents == tuple(range(-1, len(feed.tokens) - 1)) else 1
-            cut.cache.commit(owner, np.arange(kept))
-            texts[owner] += [*feed.tokens[1:kept], int(random.integers(256))]
-        for owner in [owner for owner, text in texts.items() if len(text) > 140 or random.random() < 0.1]:
-            cut.release(owner)
-            del texts[owner]
-    assert checked > 100
-
-
-@pytest.mark.parametrize("text", [(65, 66, 67), (70, 71, 72)])
-@pytest.mark.parametrize("view", [0, 128])
-def test_what_was_read_ahead_of_another_text_or_view_is_forgotten(bundles: Bundles, text: tuple[int, ...], view: int) -> None:
-    """The same tokens at the same place mean something else behind another text; a view that changes keeps valid positions alone."""
-    cut = begun(model(bundles("int8", CUT)), "first", (65, 66, 67))
-    assert isinstance(cut.engine, SplitEngine)
-    cut.sharing(cut.engine.lower).feed({"first": Feed((7, 8, 9))})
-    if text != (65, 66, 67):
-        cut.release("first")
-        begun(cut, "second", text)
-    feed = Feed((7, 8, 9, 5), wanted=(0, 1, 2, 3))
-    (found,) = cut.feed({cut.owners[0]: feed}, view=view).values()
-    np.testing.assert_array_equal(found, begun(model(bundles("int8")), "alone", text).feed({"alone": feed})["alone"])
 
 
 @pytest.mark.parametrize("interactive", [False, True])
@@ -183,8 +29,7 @@ def test_what_was_read_ahead_of_another_text_or_view_is_forgotten(bundles: Bundl
 def test_the_output_is_the_whole_targets(bundles: Bundles, method: str, temperature: float, interactive: bool) -> None:
     wanted = plain(bundles, asked("off", temperature))
     opened = Generator(bundles("int8", CUT), interactive=interactive)
-    lengths = [None] * 4 if interactive else [4, 7, 1, 3]
-    params = [asked(method, temperature, seed=seed, draft_len=length) for seed, length in enumerate(lengths)]
+    params = [asked(method, temperature, seed=seed, draft_len=length) for seed, length in enumerate([4, 7, 1, None])]
     answers = opened.generate(PROMPTS, params)
     assert [answer.token_ids for answer in answers] == wanted
     assert sum(answer.stats.num_accepted_tokens for answer in answers) > 0
