@@ -89,7 +89,7 @@ def _manifest(preparation: Preparation, engines: tuple[EngineEntry, ...], stagin
     return Manifest(
         digest=plan.digest,
         recipe=plan.recipe,
-        checkpoints={role: model.digest or "" for role, model in models.items()},
+        checkpoints={step.role: preparation.facts(step.role).digest or "" for step in plan.steps},
         tools=_tools(plan),
         vocabulary=_vocabulary(models["target"], preparation.checkpoints["target"]),
         engines=engines,

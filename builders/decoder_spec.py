@@ -60,3 +60,30 @@ class Weights(Protocol):
             CheckpointError: it is missing, truncated or of another shape than the spec implies.
         """
         ...
+
+
+def decoder_layer_shapes(spec: DecoderSpec, *, width: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Every role of one layer → the shape of its tensor, in reading order; ``width``: input of the attention, if not the hidden size."""
+    hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    width = width or hidden
+    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    layer: dict[str, tuple[int, ...]] = {
+        "attention_norm": (hidden,),
+        "q": (queries, width),
+        "k": (keys, width),
+        "v": (keys, width),
+        "o": (hidden, queries),
+        "mlp_norm": (hidden,),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    if spec.qkv_bias:
+        layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
+    if spec.out_bias:
+        layer |= {"o_bias": (hidden,)}
+    if spec.mlp_bias:
+        layer |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
+    if spec.qk_norm:
+        layer |= {"q_norm": (head,), "k_norm": (head,)}
+    return layer

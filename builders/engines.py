@@ -6,12 +6,18 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from specbuild.bundle import EngineEntry, Probe
 from specbuild.errors import EnvironmentLacksError
 
 from .compilers.base import CompileJob, Role
+from .decoder_spec import DecoderSpec
+from .head_spec import HeadSpec, LayerHead, MedusaHead
 from .network.decoder import decoder
+from .network.heads import head
 from .plan import EngineStep
 from .preparation import Preparation
 
@@ -42,13 +48,17 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
     """
     probes: dict[Role, Probe | None] = {}
     references: dict[str | None, EngineEntry] = {
-        preparation.models[step.role].digest: entry
+        preparation.facts(step.role).digest: entry
         for step, entry in zip(preparation.plan.steps, engines, strict=True)
         if entry.precision == "float32"
     }
     for step, entry in zip(preparation.plan.steps, engines, strict=True):
         if step.twin is not None:
             probes[step.role] = probes[step.twin]
+            continue
+        if step.role in preparation.heads:
+            progress(f"not measured: the {step.role}, whose passes need a target's hidden states")
+            probes[step.role] = None
             continue
         digest = preparation.models[step.role].digest
         if compared(step) and digest not in references:
@@ -66,14 +76,17 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
 
 
 def compared(step: EngineStep) -> bool:
-    """Whether a step's engine has a float32 one to be compared with: on the CPU, unless its weights are float32 anyway."""
-    return step.backend == "onnxruntime" and step.precision != "float32"
+    """Whether a step's engine has a float32 one to be compared with: decoders on the CPU, unless their weights are float32 anyway."""
+    return step.backend == "onnxruntime" and step.precision != "float32" and step.role in ("target", "draft")
 
 
 def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: Path) -> EngineEntry:
-    spec, compiler = preparation.models[job.role].spec, preparation.compiler
-    shape = compiler.shape(job)
-    graph = decoder(spec, preparation.weights[job.role], capacity=shape.graph_capacity, positions=shape.capacity)
+    spec, weights, compiler = preparation.facts(job.role).spec, preparation.weights[job.role], preparation.compiler
+    shape, taps = compiler.shape(job), preparation.plan.taps if job.role == "target" else ()
+    if isinstance(spec, DecoderSpec):
+        graph = decoder(spec, weights, capacity=shape.graph_capacity, positions=shape.capacity, taps=taps)
+    else:
+        graph = head(spec, weights, capacity=shape.graph_capacity, positions=shape.capacity)
     (staging / folder).mkdir(parents=True)
     compiled = compiler.compile(graph, job, staging / folder)
     return EngineEntry(
@@ -87,10 +100,8 @@ def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: P
         kv_dtype=compiled.shape.kv_dtype,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        sliding_window=spec.sliding_window,
+        **_signature(spec, taps),
+        d2t=_write_draft_ids(preparation, job.role, staging, folder),
         max_batch_size=job.max_batch_size,
         max_seq_len=job.max_seq_len,
         capacity=compiled.shape.capacity,
@@ -98,3 +109,24 @@ def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: P
         max_step=compiled.shape.max_step,
         max_prefill=compiled.shape.max_prefill,
     )
+
+
+def _signature(spec: DecoderSpec | HeadSpec, taps: tuple[int, ...]) -> dict[str, Any]:
+    """Fields of an ``EngineEntry``: the caches of the engine and the hidden states that it gives out or takes."""
+    if isinstance(spec, MedusaHead):
+        none = {"num_layers": 0, "num_kv_heads": 0, "head_dim": 0, "sliding_window": None}
+        return none | {"taps": spec.taps, "predictions": spec.predictions}
+    assert isinstance(spec, DecoderSpec | LayerHead)
+    layer = spec if isinstance(spec, DecoderSpec) else spec.layer
+    caches = {name: getattr(layer, name) for name in ("num_layers", "num_kv_heads", "head_dim", "sliding_window")}
+    return caches | {"taps": spec.taps if isinstance(spec, LayerHead) else taps}
+
+
+def _write_draft_ids(preparation: Preparation, role: Role, staging: Path, folder: Path) -> str | None:
+    """Path of ``d2t.npy`` beside the engine; None: the engine's ids are the target's."""
+    ids = preparation.heads[role].d2t if role in preparation.heads else None
+    if ids is None:
+        return None
+    file = folder / "d2t.npy"
+    np.save(staging / file, ids)
+    return file.as_posix()

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from specbuild.errors import CheckpointError
+from specbuild.recipe import HeadRole
 
 from .architectures import decoder_spec
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, ModelFiles, open_head
 from .compilers.base import Role
 from .decoder_spec import DecoderSpec
+from .head_spec import HeadSpec, LayerHead
+from .heads import layout_of
+from .heads.base import Layout, draft_ids
+from .heads.weights import SHARED
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,38 @@ class ModelFacts:
     """Of the checkpoint's content; None: planned from the recipe's ``config`` alone."""
     tokenizer: TokenizerFacts | None
     """None: as ``digest``."""
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """A draft head beside them."""
+
+    role: HeadRole
+    source: str
+    """Its files, as the recipe names them; the target's checkpoint if it names none."""
+    spec: HeadSpec
+    files: ModelFiles
+    layout: Layout
+    prefix: str
+    digest: str
+    d2t: NDArray[np.int64] | None = field(compare=False)
+    """[V_draft] the target's id of each draft id; None: the same."""
+
+
+def head_facts(role: HeadRole, source: str, target: DecoderSpec) -> HeadFacts:
+    """The facts of the head at ``source``.
+
+    Raises:
+        CheckpointError, UnsupportedError, EnvironmentLacksError: it cannot be opened, or is in no layout that is read.
+    """
+    files = open_head(source)
+    layout, prefix = layout_of(files, role)
+    spec, d2t = layout.spec(files, target), draft_ids(files, role)
+    names = layout.names(spec, prefix)
+    lent = not any(names.get(part) in files.names() for part in SHARED)
+    if isinstance(spec, LayerHead) and lent and d2t is None and target.tied_head:
+        spec = replace(spec, layer=replace(spec.layer, tied_head=True))
+    return HeadFacts(role, source, spec, files, layout, prefix, files.digest(), d2t)
 
 
 def facts_of(role: Role, source: str, checkpoint: Checkpoint) -> ModelFacts:

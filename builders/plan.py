@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from specbuild.bundle import SCHEMA_VERSION, canonical_json
-from specbuild.recipe import Backend, Precision, Recipe
+from specbuild.recipe import Backend, HeadRole, Precision, Recipe
 
 from .compilers.base import CompileJob, EngineShape, Role
 from .decoder_spec import DecoderSpec
-from .facts import ModelFacts
+from .facts import HeadFacts, ModelFacts
+from .head_spec import HeadSpec, LayerHead, head_shapes
 
 BLOCK = 32
 """Weights that share a scale in an int8 or int4 engine."""
@@ -29,6 +31,7 @@ _NOT_BUILT: dict[str, Any] = {
     "checkpoint": True,
     "target": {"config"},
     "speculation": {
+        "heads": {role: {"checkpoint"} for role in get_args(HeadRole)},
         "method": True,
         "draft_len": True,
         "verification": True,
@@ -80,6 +83,8 @@ class BuildPlan:
     flavour: str
     version: str | None
     steps: tuple[EngineStep, ...]
+    taps: tuple[int, ...]
+    """Hidden states that the target gives out: those of all heads, ascending, each once."""
     digest: str | None
     """None: something that it covers is unknown here (a checkpoint not read, a compiler not installed)."""
 
@@ -124,16 +129,19 @@ class BuildPlan:
                 }
                 for step in self.steps
             ],
+            "taps": list(self.taps),
             "engine_bytes": self.engine_bytes,
             "kv_bytes": self.kv_bytes,
             "total_bytes": self.engine_bytes + self.kv_bytes,
         }
 
 
-def plan(recipe: Recipe, models: tuple[ModelFacts, ...], tools: ToolFacts) -> BuildPlan:
-    """The plan for ``models`` (the target, then the draft if there is one)."""
-    steps = tuple(_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models)
-    return BuildPlan(recipe, tools.flavour, tools.version, steps, _digest(recipe, models, tools))
+def plan(recipe: Recipe, models: tuple[ModelFacts, ...], heads: tuple[HeadFacts, ...], tools: ToolFacts) -> BuildPlan:
+    """The plan for ``models`` (the target, then the draft if there is one) and the draft heads."""
+    steps = [_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models]
+    steps += [_step(recipe, head, None, tools.shapes[head.role]) for head in heads]
+    taps = tuple(sorted({tap for head in heads for tap in head.spec.taps}))
+    return BuildPlan(recipe, tools.flavour, tools.version, tuple(steps), taps, _digest(recipe, (*models, *heads), tools))
 
 
 def _twin(recipe: Recipe, model: ModelFacts, models: tuple[ModelFacts, ...]) -> Role | None:
@@ -146,10 +154,10 @@ def _twin(recipe: Recipe, model: ModelFacts, models: tuple[ModelFacts, ...]) -> 
     return None
 
 
-def _step(recipe: Recipe, model: ModelFacts, twin: Role | None, shape: EngineShape) -> EngineStep:
+def _step(recipe: Recipe, model: ModelFacts | HeadFacts, twin: Role | None, shape: EngineShape) -> EngineStep:
     job = CompileJob.of(recipe, model.role)
     width = 4 if shape.kv_dtype == "float32" else 2
-    per_token = 2 * model.spec.num_layers * model.spec.num_kv_heads * model.spec.head_dim * width
+    per_token = _cache_width(model.spec) * width
     return EngineStep(
         role=model.role,
         checkpoint=model.source,
@@ -165,26 +173,49 @@ def _step(recipe: Recipe, model: ModelFacts, twin: Role | None, shape: EngineSha
     )
 
 
-def parameters(spec: DecoderSpec) -> int:
+def parameters(spec: DecoderSpec | HeadSpec) -> int:
     """Weights of the model, a tied head counted once; norms and biases, a thousandth of the whole, left out."""
-    return _matrices(spec) + spec.vocab_size * spec.hidden_size * (1 if spec.tied_head else 2)
+    gathered, linear, tied = _extent(spec)
+    return linear + (0 if tied else gathered)
 
 
-def engine_bytes(spec: DecoderSpec, precision: Precision, *, width: int, positions: int) -> int:
+def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: int, positions: int) -> int:
     """Size of an engine: its weights, which are nearly all of it.
 
     Args:
         width: Bytes of an activation: of what is not quantised, and of scales.
         positions: Rows of the two rotation tables.
     """
-    embedding = spec.vocab_size * spec.hidden_size
-    tables = positions * spec.head_dim * width
+    gathered, linear, _ = _extent(spec)
+    layer = _layer(spec)
+    tables = positions * layer.head_dim * width if layer else 0
     if precision in ("int8", "int4"):
         # A quantised head shares nothing with the embedding that is gathered from, tied or not.
         bits = 8 if precision == "int8" else 4
-        quantised = _matrices(spec) + embedding
-        return embedding * width + quantised * bits // 8 + quantised // BLOCK * width + tables
+        return gathered * width + linear * bits // 8 + linear // BLOCK * width + tables
     return parameters(spec) * width + tables
+
+
+def _extent(spec: DecoderSpec | HeadSpec) -> tuple[int, int, bool]:
+    """(weights that are gathered from, weights of linear layers, whether the last of these is the former again)."""
+    if isinstance(spec, DecoderSpec):
+        embedding = spec.vocab_size * spec.hidden_size
+        return embedding, _matrices(spec) + embedding, spec.tied_head
+    shapes = head_shapes(spec)
+    gathered = math.prod(shapes.pop("embedding", (0,)))
+    linear = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    return gathered, linear, isinstance(spec, LayerHead) and spec.layer.tied_head
+
+
+def _layer(spec: DecoderSpec | HeadSpec) -> DecoderSpec | None:
+    """What has the attention, if there is any."""
+    return spec if isinstance(spec, DecoderSpec) else spec.layer if isinstance(spec, LayerHead) else None
+
+
+def _cache_width(spec: DecoderSpec | HeadSpec) -> int:
+    """Numbers that one token leaves in the cache: keys and values of all layers."""
+    layer = _layer(spec)
+    return 2 * layer.num_layers * layer.num_kv_heads * layer.head_dim if layer else 0
 
 
 def _matrices(spec: DecoderSpec) -> int:
@@ -193,7 +224,7 @@ def _matrices(spec: DecoderSpec) -> int:
     return spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
 
 
-def _digest(recipe: Recipe, models: tuple[ModelFacts, ...], tools: ToolFacts) -> str | None:
+def _digest(recipe: Recipe, models: tuple[ModelFacts | HeadFacts, ...], tools: ToolFacts) -> str | None:
     checkpoints = {model.role: model.digest for model in models}
     if tools.version is None or None in checkpoints.values():
         return None

@@ -15,7 +15,9 @@ from .architectures import family
 from .checkpoint import Checkpoint, open_checkpoint
 from .compilers import base
 from .compilers.base import CompileJob, Compiler, Role
-from .facts import ModelFacts, facts_from_config, facts_of
+from .facts import HeadFacts, ModelFacts, facts_from_config, facts_of, head_facts
+from .head_preflight import check_head
+from .heads.weights import HeadWeights
 from .plan import BuildPlan, ToolFacts, plan
 from .preflight import preflight
 from .weights import CheckpointWeights
@@ -29,7 +31,12 @@ class Preparation:
     compiler: Compiler
     models: Mapping[Role, ModelFacts]
     checkpoints: Mapping[Role, Checkpoint]
-    weights: Mapping[Role, CheckpointWeights]
+    heads: Mapping[Role, HeadFacts]
+    weights: Mapping[Role, CheckpointWeights | HeadWeights]
+
+    def facts(self, role: Role) -> ModelFacts | HeadFacts:
+        """Of any engine's model."""
+        return self.models[role] if role in self.models else self.heads[role]
 
 
 def prepare(recipe: Recipe) -> Preparation:
@@ -47,9 +54,14 @@ def prepare(recipe: Recipe) -> Preparation:
         checkpoints[role] = checkpoints[same.role] if same else open_checkpoint(source)
         models[role] = facts_of(role, source, checkpoints[role])
     preflight(recipe, models["target"], models.get("draft"))
+    heads = _heads(recipe, models["target"])
     # Names and shapes of all tensors are compared here: a draft that lacks one is not noticed after hours of compiling a target.
-    weights = {role: CheckpointWeights(checkpoints[role], model.spec, family(model.spec.family)) for role, model in models.items()}
-    return Preparation(_plan(recipe, models, compiler, compiler.version()), compiler, models, checkpoints, weights)
+    weights: dict[Role, CheckpointWeights | HeadWeights] = {
+        role: CheckpointWeights(checkpoints[role], model.spec, family(model.spec.family)) for role, model in models.items()
+    }
+    for role, head in heads.items():
+        weights[role] = HeadWeights(head.files, head.spec, head.layout, head.prefix, weights["target"], head.d2t)
+    return Preparation(_plan(recipe, models, heads, compiler, compiler.version()), compiler, models, checkpoints, heads, weights)
 
 
 def dry_plan(recipe: Recipe) -> BuildPlan:
@@ -71,7 +83,7 @@ def dry_plan(recipe: Recipe) -> BuildPlan:
         for role, (source, config) in sources(recipe).items()
     }
     preflight(recipe, models["target"], models.get("draft"))
-    return _plan(recipe, models, compiler, version)
+    return _plan(recipe, models, _heads(recipe, models["target"]), compiler, version)
 
 
 def sources(recipe: Recipe) -> dict[Role, tuple[str, Mapping[str, object] | None]]:
@@ -83,9 +95,20 @@ def sources(recipe: Recipe) -> dict[Role, tuple[str, Mapping[str, object] | None
     return found
 
 
-def _plan(recipe: Recipe, models: Mapping[Role, ModelFacts], compiler: Compiler, version: str | None) -> BuildPlan:
-    shapes = {role: compiler.shape(CompileJob.of(recipe, role)) for role in models}
-    return plan(recipe, tuple(models.values()), ToolFacts(compiler.flavour, version, shapes, source_digest()))
+def _heads(recipe: Recipe, target: ModelFacts) -> dict[Role, HeadFacts]:
+    """The facts of every draft head of the recipe, each checked against the target."""
+    heads: dict[Role, HeadFacts] = {}
+    for role, section in recipe.speculation.heads.present().items():
+        heads[role] = head_facts(role, section.checkpoint or recipe.checkpoint, target.spec)
+        check_head(recipe, target, heads[role])
+    return heads
+
+
+def _plan(
+    recipe: Recipe, models: Mapping[Role, ModelFacts], heads: Mapping[Role, HeadFacts], compiler: Compiler, version: str | None
+) -> BuildPlan:
+    shapes = {role: compiler.shape(CompileJob.of(recipe, role)) for role in (*models, *heads)}
+    return plan(recipe, tuple(models.values()), tuple(heads.values()), ToolFacts(compiler.flavour, version, shapes, source_digest()))
 
 
 def source_digest() -> str:

@@ -13,7 +13,7 @@ from specbuild.errors import CheckpointError, UnsupportedError
 
 from .architectures.base import Family
 from .checkpoint import Checkpoint
-from .decoder_spec import DecoderSpec
+from .decoder_spec import DecoderSpec, decoder_layer_shapes
 
 BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")
 """Old checkpoints store the frequencies that the config gives anyway."""
@@ -84,27 +84,7 @@ def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
-    layer: dict[str, tuple[int, ...]] = {
-        "attention_norm": (hidden,),
-        "q": (queries, hidden),
-        "k": (keys, hidden),
-        "v": (keys, hidden),
-        "o": (hidden, queries),
-        "mlp_norm": (hidden,),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
-    }
-    if spec.qkv_bias:
-        layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
-    if spec.out_bias:
-        layer |= {"o_bias": (hidden,)}
-    if spec.mlp_bias:
-        layer |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
-    if spec.qk_norm:
-        layer |= {"q_norm": (head,), "k_norm": (head,)}
+    hidden, layer = spec.hidden_size, decoder_layer_shapes(spec)
     yield "embedding", (spec.vocab_size, hidden)
     for index in range(spec.num_layers):
         yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())

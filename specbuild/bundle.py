@@ -61,14 +61,26 @@ class Probe(Record):
 class EngineEntry(Record):
     """One compiled engine and the signature that it has.
 
-    Inputs: ``input_ids`` [B,S] int64, ``position_ids`` [B,S] int64, ``write_index`` [B] int64, ``attention_mask``
-    [B,1,S,T] bool (true = attend), ``logit_rows`` [B,R] int64, ``past_key.l`` / ``past_value.l`` [B,KV,T,D].
-    Outputs: ``logits`` [B,R,V] float32, ``key.l`` / ``value.l`` aliasing their pasts.
-    B batch ≤ max_batch_size, S new tokens ≤ max_step, R rows wanted, T length of the bound cache view ≤ capacity.
+    Decoders (``target``, ``draft``). Inputs: ``input_ids`` [B,S] int64, ``position_ids`` [B,S] int64, ``write_index`` [B] int64,
+    ``attention_mask`` [B,1,S,T] bool (true = attend), ``logit_rows`` [B,R] int64, ``past_key.l`` / ``past_value.l`` [B,KV,T,D].
+    Outputs: ``logits`` [B,R,V] float32, ``key.l`` / ``value.l`` aliasing their pasts, and with taps ``hidden`` [B,S,H·taps] float32: the
+    tapped hidden states of every new token, whatever rows are wanted.
+
+    Autoregressive heads (``mtp``, ``eagle3``) are given pairs: pair t of a sequence x has the features of position t and the
+    token x[t+1], and predicts x[t+2]. Inputs: those of a decoder (``input_ids`` x[t+1], ``position_ids`` t), ``features``
+    [B,S,H·taps] float32 and ``previous`` [B,S,H] float32. For tokens that the target has read, features are its tapped states
+    and previous is zeros; for drafted ones features are zeros and previous is the head's own ``hidden`` of the pair before.
+    Outputs: those of a decoder, V the draft vocabulary, and ``hidden`` [B,S,H] float32.
+
+    ``medusa``. Input: ``features`` [B,S,H] float32, the target's last hidden state. Output: ``logits`` [B,S,K,V] float32, those
+    of the K tokens that follow the next one. No cache: layers, KV heads and head dimension are 0.
+
+    B batch ≤ max_batch_size, S new tokens ≤ max_step, R rows wanted, T length of the bound cache view ≤ capacity. ``hidden``,
+    ``features`` and ``previous`` are float32 whatever the precision, so that engines of different ones can be joined.
     """
 
     role: str
-    """``target`` or ``draft``."""
+    """``target``, ``draft``, ``mtp``, ``eagle3`` or ``medusa``."""
     file: str
     """Path inside the bundle."""
     backend: Backend
@@ -81,6 +93,13 @@ class EngineEntry(Record):
     """``float32``, ``float16`` or ``bfloat16``."""
     vocab_size: int
     hidden_size: int
+    taps: tuple[int, ...] = ()
+    """Hidden states, ascending: of a target those in its output ``hidden``, of a head those that make its ``features``. Tap n
+    below the target's number of layers L is what enters layer n, tap L what leaves the final norm."""
+    predictions: int = 1
+    """Tokens that the logits of one position are for: K of Medusa heads, else 1."""
+    d2t: str | None = None
+    """Path inside the bundle of an int64 array [V], the target's token id of each id of this engine's logits; None: the same ids."""
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -219,7 +238,7 @@ class Bundle:
                 return entry
         roles = ", ".join(entry.role for entry in self.manifest.engines)
         raise BundleError(
-            f"{self.path}: no {role!r} engine (it has: {roles}); add a `speculation.draft` section to the recipe and build again"
+            f"{self.path}: no {role!r} engine (it has: {roles}); add its section under `speculation` to the recipe and build again"
         )
 
     def verify_files(self, *, under: str = "") -> None:

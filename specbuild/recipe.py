@@ -5,7 +5,7 @@ Defaults live in the fields below and nowhere else; the CLI, the JSON schema and
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
 
@@ -15,6 +15,7 @@ Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
 Method = Literal["off", "ngram", "draft_model"]
 Verification = Literal["coupled", "block", "token"]
+HeadRole = Literal["mtp", "eagle3", "medusa"]
 ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
 
 
@@ -53,6 +54,28 @@ class DraftSection(Section):
     config: dict[str, Any] | None = Field(default=None, description="As target.config, for the draft's checkpoint.")
 
 
+class HeadSection(Section):
+    """A draft head: a few layers, trained on the target's hidden states, that propose tokens."""
+
+    checkpoint: str | None = Field(
+        default=None, description="Where the head comes from; empty: the target's own checkpoint, which may bring MTP modules along."
+    )
+    precision: Precision = Field(default="int8", description="Weights of the head's engine.")
+
+
+class HeadsSection(Section):
+    """Draft heads to build beside the target, each with its own engine."""
+
+    mtp: HeadSection | None = Field(default=None, description="One more decoder layer on the last hidden state (DeepSeek-V3's MTP).")
+    eagle3: HeadSection | None = Field(default=None, description="One layer on three hidden states of the target (EAGLE-3).")
+    medusa: HeadSection | None = Field(default=None, description="A head for each of the next tokens, all in one pass (Medusa-1).")
+
+    def present(self) -> dict[HeadRole, HeadSection]:
+        """Role → section of the heads that there are, in the order of the fields."""
+        roles: tuple[HeadRole, ...] = get_args(HeadRole)
+        return {role: section for role in roles if (section := getattr(self, role)) is not None}
+
+
 class SpeculationSection(Section):
     """How tokens are proposed and how proposals are verified."""
 
@@ -63,6 +86,7 @@ class SpeculationSection(Section):
     ngram_max: int = Field(default=3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
     ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
     draft: DraftSection | None = Field(default=None, description="Draft model to build beside the target; empty: none.")
+    heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -47,14 +47,13 @@ class TokenizerFiles:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """An opened checkpoint. Its files have been checked to be whole; no tensor has been read, and none is kept."""
+class ModelFiles:
+    """Config and tensors. The files have been checked to be whole; no tensor has been read, and none is kept."""
 
     source: str
     """As the user named it."""
     config: Mapping[str, Any]
     """Hugging Face config keys, also when the source is a GGUF file."""
-    tokenizer: TokenizerFiles
     tensors: TensorStore
 
     def names(self) -> tuple[str, ...]:
@@ -77,6 +76,25 @@ class Checkpoint:
         """
         return self.tensors.read(self._known(name))
 
+    def digest(self) -> str:
+        """sha256 over the content of all that it holds, whatever the files' path, names and order."""
+        return hashlib.sha256(canonical_json(self._digests()).encode()).hexdigest()
+
+    def _digests(self) -> dict[str, Any]:
+        return {"config": canonical_json(dict(self.config)), "weights": sorted(file_digest(file) for file in self.tensors.files)}
+
+    def _known(self, name: str) -> str:
+        if name not in self.tensors.names():
+            raise CheckpointError(f"{self.source}: tensor {name} is missing; the checkpoint is incomplete or of another family")
+        return name
+
+
+@dataclass(frozen=True)
+class Checkpoint(ModelFiles):
+    """An opened checkpoint of a model that reads and writes text."""
+
+    tokenizer: TokenizerFiles
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text; empty when the checkpoint names none."""
@@ -92,16 +110,12 @@ class Checkpoint:
         """Token that fills up a batch, if there is one."""
         return next(iter(self._special("pad_token_id")), None)
 
-    def digest(self) -> str:
-        """sha256 over the content of config, tokenizer and weight files, whatever their path, names and order."""
-        parts = {
-            "config": canonical_json(dict(self.config)),
+    def _digests(self) -> dict[str, Any]:
+        return super()._digests() | {
             "tokenizer": hashlib.sha256(self.tokenizer.tokenizer_json).hexdigest(),
             "chat_template": self.tokenizer.chat_template,
             "generation_config": canonical_json(dict(self.tokenizer.generation_config)),
-            "weights": sorted(file_digest(file) for file in self.tensors.files),
         }
-        return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
     def _special(self, key: str) -> tuple[int, ...]:
         """The token ids of ``key``; −1 is how some say that there is none.
@@ -115,11 +129,6 @@ class Checkpoint:
         if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
             raise CheckpointError(f"{self.source}: {key} is {value!r}, but must be a token id; correct generation_config.json")
         return tuple(ids)
-
-    def _known(self, name: str) -> str:
-        if name not in self.tensors.names():
-            raise CheckpointError(f"{self.source}: tensor {name} is missing; the checkpoint is incomplete or of another family")
-        return name
 
 
 def read_json(file: Path) -> dict[str, Any]:

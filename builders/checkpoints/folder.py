@@ -7,8 +7,8 @@ from typing import Any
 
 from specbuild.errors import CheckpointError, UnsupportedError
 
-from .base import Checkpoint, TokenizerFiles, read_json
-from .safetensors_files import open_safetensors
+from .base import Checkpoint, ModelFiles, TokenizerFiles, read_json
+from .safetensors_files import DTYPES, MAP_DTYPES, open_safetensors
 
 
 def open_folder(folder: Path, source: str) -> Checkpoint:
@@ -22,7 +22,18 @@ def open_folder(folder: Path, source: str) -> Checkpoint:
         inside = sorted(folder.glob("*.gguf"))
         hint = f"name the file itself: {inside[0]}" if inside else "name a Hugging Face folder or a .gguf file"
         raise CheckpointError(f"{folder}: no config.json here; {hint}")
-    return Checkpoint(source, read_json(folder / "config.json"), read_tokenizer(folder), open_safetensors(folder))
+    return Checkpoint(source, read_json(folder / "config.json"), open_safetensors(folder), read_tokenizer(folder))
+
+
+def open_head_folder(folder: Path, source: str) -> ModelFiles:
+    """As ``open_folder``, for a draft head: it has no tokenizer, and maps of token ids among its tensors.
+
+    Raises:
+        CheckpointError, UnsupportedError: as ``open_folder``.
+    """
+    if not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder}: no config.json here; name the folder of a draft head (config.json and safetensors)")
+    return ModelFiles(source, read_json(folder / "config.json"), open_safetensors(folder, (*DTYPES, *MAP_DTYPES)))
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:

@@ -84,7 +84,7 @@ def open_gguf(path: Path, source: str) -> Checkpoint:
         tokenizer = _tokenizer(path, header.metadata)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # metadata may be anything
         raise CheckpointError(f"{path}: its metadata is inconsistent ({error!r}); convert the model anew") from error
-    return Checkpoint(source, config, tokenizer, GgufTensors(path, entries, interleaved_heads(config, entries)))
+    return Checkpoint(source, config, GgufTensors(path, entries, interleaved_heads(config, entries)), tokenizer)
 
 
 def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:

@@ -18,7 +18,10 @@ from .base import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 DTYPES = ("F32", "F16", "BF16", "F64")
+MAP_DTYPES = ("I64", "I32", "BOOL")
+"""Of the maps between token ids that draft heads bring along; as float32 such ids are still exact."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,12 @@ class SafetensorsFiles:
         return tensor
 
 
-def open_safetensors(folder: Path) -> SafetensorsFiles:
-    """The tensors of a Hugging Face folder; every file's header and length are checked.
+def open_safetensors(folder: Path, dtypes: tuple[str, ...] = DTYPES) -> SafetensorsFiles:
+    """The tensors of a Hugging Face folder, of types ``dtypes``; every file's header and length are checked.
 
     Raises:
         CheckpointError: a file is missing, truncated or corrupt, or the index disagrees with the files.
-        UnsupportedError: there are no safetensors, or a tensor's type is not a float that is read.
+        UnsupportedError: there are no safetensors, or a tensor's type is not one that is read.
     """
     index = folder / INDEX
     if index.exists():
@@ -64,7 +67,7 @@ def open_safetensors(folder: Path) -> SafetensorsFiles:
     location: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
-        for name, shape in _inspect(path).items():
+        for name, shape in _inspect(path, dtypes).items():
             location[name], shapes[name] = path, shape
     for name, file in (weight_map or {}).items():
         if location.get(name) != folder / file:
@@ -80,22 +83,23 @@ def _single_file(folder: Path) -> Path:
         return found[0]
     if found:
         raise CheckpointError(f"{folder}: {len(found)} safetensors files and no {INDEX}; download the index too")
-    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    pickled = sorted(file for pattern in PICKLED for file in folder.glob(pattern))
     if pickled:
         raise UnsupportedError(
-            f"{folder}: only {pickled[0].name}, whose pickle format can run code when read; convert it to safetensors "
-            "(transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW))"
+            f"{folder}: only {pickled[0].name}, whose pickle format can run code when read; convert it to safetensors (a model, with "
+            "transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW); a draft head, with safetensors.torch: "
+            f'save_file(torch.load("{pickled[0].name}", weights_only=True), "{SINGLE}"))'
         )
     raise CheckpointError(f"{folder}: no safetensors file; is the download complete?")
 
 
-def _inspect(path: Path) -> dict[str, tuple[int, ...]]:
+def _inspect(path: Path, dtypes: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     with _opened(path) as file:
         for name in file.keys():  # noqa: SIM118  the handle is no mapping
             view = file.get_slice(name)
-            if view.get_dtype() not in DTYPES:
-                raise UnsupportedError(f"{path}: tensor {name} has type {view.get_dtype()}; supported: {', '.join(DTYPES)}")
+            if view.get_dtype() not in dtypes:
+                raise UnsupportedError(f"{path}: tensor {name} has type {view.get_dtype()}; supported: {', '.join(dtypes)}")
             shapes[name] = tuple(view.get_shape())
     return shapes
 

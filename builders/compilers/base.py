@@ -14,12 +14,26 @@ from typing import Literal, Protocol, cast
 import onnx_ir as ir
 
 from specbuild.errors import UnsupportedError
-from specbuild.recipe import Backend, Precision, Recipe, TensorRTSection
+from specbuild.recipe import Backend, DraftSection, HeadRole, HeadSection, Precision, Recipe, TargetSection, TensorRTSection
 
-Role = Literal["target", "draft"]
+Role = Literal["target", "draft"] | HeadRole
 
 # Backend → module beside this one. Each has ``create(backend) -> Compiler``.
 BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "tensorrt", "tensorrt": "tensorrt"}
+
+
+def sections(recipe: Recipe) -> dict[Role, TargetSection | DraftSection | HeadSection]:
+    """Role → its section, for every engine that ``recipe`` asks for, the target first."""
+    speculation = recipe.speculation
+    found: dict[Role, TargetSection | DraftSection | HeadSection] = {"target": recipe.target}
+    if speculation.draft is not None:
+        found["draft"] = speculation.draft
+    return found | speculation.heads.present()
+
+
+def section_key(role: Role) -> str:
+    """Where in a recipe the section of ``role`` is, for messages."""
+    return {"target": "target", "draft": "speculation.draft"}.get(role, f"speculation.heads.{role}")
 
 
 @dataclass(frozen=True)
@@ -37,13 +51,10 @@ class CompileJob:
 
     @classmethod
     def of(cls, recipe: Recipe, role: Role) -> CompileJob:
-        """The job that ``recipe`` sets for the engine of ``role``; the draft shares the target's batch and length."""
-        draft = recipe.speculation.draft
-        if role == "draft":
-            assert draft is not None, "a recipe without a draft section has no draft engine"
+        """The job that ``recipe`` sets for the engine of ``role``; drafts and heads share the target's batch and length."""
         return cls(
             role=role,
-            precision=draft.precision if role == "draft" and draft is not None else recipe.target.precision,
+            precision=sections(recipe)[role].precision,
             max_batch_size=recipe.target.max_batch_size,
             max_seq_len=recipe.target.max_seq_len,
             max_draft_len=recipe.speculation.max_draft_len,
@@ -139,13 +150,11 @@ def check_precisions(compiler: Compiler, recipe: Recipe) -> None:
     Raises:
         UnsupportedError: naming the key, the value and the precisions there are.
     """
-    wanted = {"target.precision": recipe.target.precision}
-    if recipe.speculation.draft is not None:
-        wanted["speculation.draft.precision"] = recipe.speculation.draft.precision
-    for key, precision in wanted.items():
-        if precision not in compiler.precisions:
+    for role, section in sections(recipe).items():
+        if section.precision not in compiler.precisions:
             raise UnsupportedError(
-                f"{key}: backend {compiler.name!r} does not build {precision!r}; choose one of {', '.join(compiler.precisions)}"
+                f"{section_key(role)}.precision: backend {compiler.name!r} does not build {section.precision!r}; "
+                f"choose one of {', '.join(compiler.precisions)}"
             )
 
 

@@ -56,13 +56,16 @@ def fold_mask(graph: GraphWriter, spec: DecoderSpec, mask: ir.Value) -> ir.Value
 
 
 def attention(
-    graph: GraphWriter, spec: DecoderSpec, weights: Weights, layer: int, x: ir.Value, inputs: PassInputs
+    graph: GraphWriter, spec: DecoderSpec, weights: Weights, layer: int, x: ir.Value, inputs: PassInputs, *, width: int | None = None
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """(output [B,S,hidden], key, value): attention of layer ``layer`` over x [B,S,hidden] and the cache, which gains S positions."""
+    """(output [B,S,hidden], key, value): attention of layer ``layer`` over x [B,S,width] and the cache, which gains S positions.
+
+    ``width`` is the hidden size unless given.
+    """
     name = f"layers.{layer}"
     heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
 
-    qkv = graph.linear(x, f"{name}.qkv", ((heads + 2 * kv_heads) * dim, spec.hidden_size), lambda: _joined(weights, name, ""))
+    qkv = graph.linear(x, f"{name}.qkv", ((heads + 2 * kv_heads) * dim, width or spec.hidden_size), lambda: _joined(weights, name, ""))
     if spec.qkv_bias:
         bias = graph.weight(f"{name}.qkv.bias", [(heads + 2 * kv_heads) * dim], lambda: _joined(weights, name, "_bias"))
         qkv = graph.one("Add", qkv, bias)

@@ -113,7 +113,7 @@ def test_family_is_what_transformers_computes(name: str, tmp_path: Path) -> None
     model = reference_model(CASES[name])
     config = model.config.to_dict()
     spec = decoder_spec(config)
-    checkpoint = Checkpoint("a model in memory", config, TokenizerFiles(b"", None, {}), StateDict(model))
+    checkpoint = Checkpoint("a model in memory", config, StateDict(model), TokenizerFiles(b"", None, {}))
     weights = CheckpointWeights(checkpoint, spec, family(config["model_type"]))
     engine = compile_cpu(spec, weights, "float32", tmp_path)
     tokens = np.random.default_rng(3).integers(0, spec.vocab_size, (1, TOKENS))
