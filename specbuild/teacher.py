@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from specbuild.builders.training.teacher import Wish
 from specbuild.bundle import Bundle
@@ -24,9 +21,7 @@ class EngineTeacher:
 
     def write(self, wishes: Sequence[Wish]) -> list[tuple[int, ...]]:
         params = [
-            SamplingParams(
-                temperature=wish.temperature, top_p=wish.top_p, max_tokens=wish.max_tokens, seed=wish.seed, speculation="off"
-            )
+            SamplingParams(temperature=wish.temperature, top_p=wish.top_p, max_tokens=wish.max_tokens, seed=wish.seed, speculation="off")
             for wish in wishes
         ]
         return [completion.token_ids for completion in self._generator.generate([wish.prompt for wish in wishes], params)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .features import Sample
 
+PART_TOKENS = 3072
+"""Of the texts that are computed at a time, padding included: what bounds the memory."""
 POOL = 16
 """Batches that are sorted by length together."""
 
@@ -32,30 +35,35 @@ class Batch:
 
 
 def assemble(samples: Sequence[Sample]) -> Batch:
-    """The batch of ``samples``, copied from where they are."""
+    """The batch of ``samples``, read from where they are."""
     longest = max(len(sample.tokens) for sample in samples)
 
-    def padded(name: str, dtype: torch.dtype) -> Tensor:
-        first = getattr(samples[0], name)
-        out = torch.zeros(len(samples), longest, *first.shape[1:], dtype=dtype)
-        for row, sample in enumerate(samples):
-            array = getattr(sample, name)
-            out[row, : len(array)] = torch.from_numpy(np.array(array)).to(dtype)
+    def padded(arrays: Iterable[NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
+        kept = list(arrays)
+        out = torch.zeros(len(kept), longest, *kept[0].shape[1:], dtype=dtype)
+        for row, array in enumerate(kept):
+            out[row, : len(array)] = torch.from_numpy(array).to(dtype)
         return out
 
     return Batch(
-        padded("tokens", torch.int64),
-        padded("hidden", torch.float32),
-        padded("learned", torch.bool),
-        padded("law_ids", torch.int64),
-        padded("law", torch.float32),
+        padded((sample.tokens for sample in samples), torch.int64),
+        padded((sample.read("hidden") for sample in samples), torch.float32),
+        padded((sample.learned for sample in samples), torch.bool),
+        padded((sample.read("law_ids") for sample in samples), torch.int64),
+        padded((sample.read("law") for sample in samples), torch.float32),
     )
 
 
-def epoch(samples: Sequence[Sample], *, size: int, seed: Sequence[int]) -> Iterator[Batch]:
-    """Every sample once, about ``size`` learned tokens a batch."""
-    for members in plan([len(sample.tokens) for sample in samples], [int(sample.learned.sum()) for sample in samples], size, seed):
-        yield assemble([samples[index] for index in members])
+def parts(samples: Sequence[Sample]) -> Iterator[Batch]:
+    """``samples`` in pieces that are not too large to be computed at a time."""
+    members: list[Sample] = []
+    for sample in sorted(samples, key=lambda sample: len(sample.tokens)):
+        if members and (len(members) + 1) * len(sample.tokens) > PART_TOKENS:
+            yield assemble(members)
+            members = []
+        members.append(sample)
+    if members:
+        yield assemble(members)
 
 
 def plan(lengths: Sequence[int], learned: Sequence[int], size: int, seed: Sequence[int]) -> list[list[int]]:

@@ -96,9 +96,14 @@ class Writer:
 
     def _turn(self, dialogues: Sequence[Dialogue], asks: Sequence[Ask], frame: str, random: np.random.Generator) -> None:
         """Let the user of each dialogue speak, then the assistant; a dialogue that has no room for both stays as it is."""
-        told = [[*self._unended(dialogue.tokens), *self._teacher.encode(frame + ask.given)] for dialogue, ask in zip(dialogues, asks, strict=True)]
+        told = [
+            [*self._unended(dialogue.tokens), *self._teacher.encode(frame + ask.given)]
+            for dialogue, ask in zip(dialogues, asks, strict=True)
+        ]
         room = self._teacher.max_seq_len - TURN_TOKENS - 2 * self._answer_tokens
-        turns = [(dialogue, text, ask.more) for dialogue, text, ask in zip(dialogues, told, asks, strict=True) if len(text) + ask.more < room]
+        turns = [
+            (dialogue, text, ask.more) for dialogue, text, ask in zip(dialogues, told, asks, strict=True) if len(text) + ask.more < room
+        ]
         texts = self._extend([text for _, text, _ in turns], [min(more, FREE_TOKENS) for *_, more in turns], FREE, random)
         left = [0 if text[-1] in self._teacher.ends else max(0, more - FREE_TOKENS) for text, (*_, more) in zip(texts, turns, strict=True)]
         texts = self._extend(texts, left, WARM, random)

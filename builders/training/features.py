@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
 
-from .corpus import Arrays, Text, load_texts, save_shard
+from .corpus import Arrays, load_texts, save_shard
 from .reader import Reader
 from .vocabulary import DraftVocabulary
+
+
+class _Place(NamedTuple):
+    """An array inside a file."""
+
+    file: Path
+    dtype: type[np.generic]
+    offset: int
+    shape: tuple[int, ...]
+
 
 LAW_TOKENS = 32
 """Most likely tokens of each law that are kept. Of what the target writes they have all the mass but a thousandth or so."""
@@ -20,18 +32,23 @@ LAW_TOKENS = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """One text as a head sees it; arrays are views of a memory-mapped shard."""
+    """One text as a head sees it. What is large stays on disk until it is asked for, and is not kept."""
 
     tokens: NDArray[np.int32]
     """[n]"""
     learned: NDArray[np.bool_]
     """[n]"""
-    hidden: NDArray[np.float16]
-    """[n, H·taps]"""
-    law_ids: NDArray[np.int32]
-    """[n, LAW_TOKENS] draft ids of the likeliest next tokens."""
-    law: NDArray[np.float16]
-    """[n, LAW_TOKENS] their probabilities, which sum to 1."""
+    arrays: Mapping[str, _Place]
+    first: int
+    """Its first row in them."""
+
+    def read(self, name: str) -> NDArray[np.generic]:
+        """A copy of ``hidden`` [n, H·taps] float16, ``law_ids`` [n, LAW_TOKENS] int32 (draft ids) or ``law`` (their probabilities)."""
+        place = self.arrays[name]
+        width = place.shape[1] * np.dtype(place.dtype).itemsize
+        shape = (len(self.tokens), place.shape[1])
+        # A map of its own: the pages of one that lives as long as the shard would count as this process's memory.
+        return np.array(np.memmap(place.file, place.dtype, "r", place.offset + self.first * width, shape))
 
 
 def write_features(texts: Path, file: Path, reader: Reader, head: NDArray[np.float32], vocabulary: DraftVocabulary) -> None:
@@ -40,27 +57,26 @@ def write_features(texts: Path, file: Path, reader: Reader, head: NDArray[np.flo
     Args:
         head: [V_draft, H] rows of the target's LM head; the reader's last tap is what they are applied to.
     """
-    samples = [_sample(text, reader, head) for text in load_texts(texts)]
-    arrays: Arrays = {
-        name: np.concatenate([getattr(sample, name) for sample in samples]) for name in ("tokens", "learned", "hidden", "law_ids", "law")
-    }
-    arrays["ends"] = np.cumsum([len(sample.tokens) for sample in samples])
+    kept: dict[str, list[NDArray[np.generic]]] = {name: [] for name in ("tokens", "learned", "hidden", "law_ids", "law")}
+    for text in load_texts(texts):
+        hidden = reader.read(text.tokens)
+        ids, law = top_law(hidden[:, -head.shape[1] :], head)
+        for values, array in zip(kept.values(), (text.tokens, text.learned, hidden.astype(np.float16), ids, law), strict=True):
+            values.append(array)
+    arrays: Arrays = {name: np.concatenate(values) for name, values in kept.items()}
+    arrays["ends"] = np.cumsum([len(tokens) for tokens in kept["tokens"]])
     save_shard(file, arrays, {"vocabulary": vocabulary.digest})
 
 
 def load_samples(file: Path) -> Iterator[Sample]:
-    """The samples of a shard; their arrays stay on disk until they are looked at."""
-    arrays = _mapped(file)
+    """The samples of a shard."""
+    arrays = _places(file)
+    with safe_open(file, "numpy") as shard:
+        tokens, learned, ends = (shard.get_tensor(name) for name in ("tokens", "learned", "ends"))
     start = 0
-    for end in arrays["ends"].tolist():
-        yield Sample(**{name: array[start:end] for name, array in arrays.items() if name != "ends"})  # type: ignore[arg-type]
+    for end in ends.tolist():
+        yield Sample(tokens[start:end], learned[start:end], arrays, start)
         start = end
-
-
-def _sample(text: Text, reader: Reader, head: NDArray[np.float32]) -> Sample:
-    hidden = reader.read(text.tokens)
-    ids, law = top_law(hidden[:, -head.shape[1] :], head)
-    return Sample(text.tokens, text.learned, hidden.astype(np.float16), ids, law)
 
 
 def top_law(last: NDArray[np.float32], head: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
@@ -74,16 +90,16 @@ def top_law(last: NDArray[np.float32], head: NDArray[np.float32]) -> tuple[NDArr
     return ids.astype(np.int32), law.astype(np.float16)
 
 
-def _mapped(file: Path) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a safetensors file as memory maps. The file: length of the header (8 bytes), header (JSON), data."""
+def _places(file: Path) -> dict[str, _Place]:
+    """Where the arrays of a safetensors file lie. The file: length of the header (8 bytes), header (JSON), data."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
     return {
-        name: np.memmap(file, _DTYPES[entry["dtype"]], "r", 8 + length + entry["data_offsets"][0], tuple(entry["shape"]))
+        name: _Place(file, _DTYPES[entry["dtype"]], 8 + length + entry["data_offsets"][0], tuple(entry["shape"]))
         for name, entry in header.items()
         if name != "__metadata__"
     }
 
 
-_DTYPES = {"BOOL": np.bool_, "F16": np.float16, "I32": np.int32, "I64": np.int64}
+_DTYPES: dict[str, type[np.generic]] = {"BOOL": np.bool_, "F16": np.float16, "I32": np.int32, "I64": np.int64}

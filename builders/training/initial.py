@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..decoder_spec import Weights
-from ..head_spec import HeadSpec, LayerHead, MedusaHead, head_shapes
+from ..head_spec import HeadSpec, MedusaHead, head_shapes
 
 QUIET = 0.05
 """Factor of the two matrices that write into the residual stream: unscaled, the loss starts ten times as high."""
@@ -32,9 +32,7 @@ def _medusa(role: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return np.zeros(shape, np.float32)
 
 
-def _layer(
-    role: str, shape: tuple[int, ...], target: Weights, layers: int, random: np.random.Generator
-) -> NDArray[np.float32]:
+def _layer(role: str, shape: tuple[int, ...], target: Weights, layers: int, random: np.random.Generator) -> NDArray[np.float32]:
     part = role.rpartition(".")[2]
     if role == "norm":
         return target.read("norm")

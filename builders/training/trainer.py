@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..head_spec import HeadSpec, LayerHead, MedusaHead
-from .batches import Batch, assemble, plan
+from .batches import Batch, parts, plan
 from .evaluation import Acceptance, Tally
 from .features import Sample
 from .loss import head_loss
@@ -53,7 +54,9 @@ class Progress:
 class Trainer:
     """One head being trained."""
 
-    def __init__(self, spec: HeadSpec, parameters: dict[str, Tensor], embedding: Tensor, head: Tensor, ids: Tensor, eps: float, settings: Settings) -> None:
+    def __init__(
+        self, spec: HeadSpec, parameters: dict[str, Tensor], embedding: Tensor, head: Tensor, ids: Tensor, eps: float, settings: Settings
+    ) -> None:
         """
         Args:
             embedding: [V,H] the target's.
@@ -70,14 +73,16 @@ class Trainer:
             self._network = LayerNetwork(spec, parameters, embedding.bfloat16(), eps)
         self.optimizer = Optimizer(parameters, steps=settings.steps, matrix_rate=settings.matrix_rate, vector_rate=settings.vector_rate)
 
-    def run(self, samples: Sequence[Sample], held_out: Sequence[Sample], checkpoint: Path, report: Callable[[Progress], None]) -> Acceptance:
+    def run(
+        self, samples: Sequence[Sample], held_out: Sequence[Sample], checkpoint: Path, report: Callable[[Progress], None]
+    ) -> Acceptance:
         """Train until all steps are done, from ``checkpoint`` if it is there; returns what the finished head reaches."""
         settings = self._settings
         if checkpoint.exists():
             self.restore(checkpoint)
         losses: list[tuple[float, float]] = []
-        for batch in self._batches(samples):
-            losses.append(self.learn(batch))
+        for members in self._batches(samples):
+            losses.append(self.learn(members))
             done = self.optimizer.done
             if done % settings.checkpoint_every == 0:
                 self.save(checkpoint)
@@ -89,31 +94,28 @@ class Trainer:
         self.save(checkpoint)
         return self.evaluate(held_out)
 
-    def learn(self, batch: Batch) -> tuple[float, float]:
+    def learn(self, samples: Sequence[Sample]) -> tuple[float, float]:
         """One step; (loss, share of right tokens) of the first draft token."""
-        first: tuple[float, float] | None = None
-        start = bases(batch)
-        total = torch.zeros(())
-        with torch.autocast("cpu", torch.bfloat16):
-            for index, step in enumerate(self._steps(batch, self._chances(len(start.texts)))):
-                weight = MEDUSA_WEIGHTS[index] if isinstance(self.spec, MedusaHead) else 1.0
-                loss, best = self._loss(batch, step)
-                total = total + weight * loss / len(start.texts)
-                if first is None:
-                    first = loss.item() / len(start.texts), self._hits(batch, step, best).float().mean().item()
-        total.backward()
+        count = sum(int(sample.learned[2:].sum()) for sample in samples)
+        first_loss = first_hits = 0.0
+        for part, batch in enumerate(parts(samples)):
+            chances = self._chances(len(bases(batch).texts), part)
+            total = torch.zeros(())
+            with torch.autocast("cpu", torch.bfloat16):
+                for index, step in enumerate(self._steps(batch, chances)):
+                    loss, best = self._loss(batch, step)
+                    total = total + loss * (MEDUSA_WEIGHTS[index] if isinstance(self.spec, MedusaHead) else 1.0)
+                    if index == 0:
+                        first_loss, first_hits = first_loss + loss.item(), first_hits + self._hits(batch, step, best).sum().item()
+            (total / count).backward()
         self.optimizer.step()
-        assert first is not None, "a batch has something to learn"
-        return first
+        return first_loss / count, first_hits / count
 
     @torch.no_grad()
     def evaluate(self, samples: Sequence[Sample]) -> Acceptance:
         """Acceptance of greedy drafts on ``samples``, all bases, all steps."""
         tally = Tally()
-        for start in range(0, len(samples), 8):
-            batch = assemble(samples[start : start + 8])
-            if not len(bases(batch).texts):
-                continue
+        for batch in parts(samples):
             hits = torch.zeros(len(GO_ON) + 1, *batch.tokens.shape, dtype=torch.bool)
             with torch.autocast("cpu", torch.bfloat16):
                 for index, step in enumerate(self._steps(batch, None)):
@@ -126,7 +128,9 @@ class Trainer:
         """Write all that goes on from here; the file is whole or the one before."""
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
-        torch.save({"parameters": {role: value.detach() for role, value in self.parameters.items()}, "optimizer": self.optimizer.state()}, partial)
+        torch.save(
+            {"parameters": {role: value.detach() for role, value in self.parameters.items()}, "optimizer": self.optimizer.state()}, partial
+        )
         partial.replace(file)
 
     @torch.no_grad()
@@ -137,14 +141,14 @@ class Trainer:
             self.parameters[role].copy_(value)
         self.optimizer.restore(state["optimizer"])
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         """Those that are left, by the seed and the number of steps done alone."""
         settings, number, epoch = self._settings, 0, 0
         lengths, learned = [len(sample.tokens) for sample in samples], [int(sample.learned.sum()) for sample in samples]
         while number < settings.steps:
             for members in plan(lengths, learned, settings.batch_tokens, (settings.seed, epoch))[: settings.steps - number]:
                 if number >= self.optimizer.done:
-                    yield assemble([samples[index] for index in members])
+                    yield [samples[index] for index in members]
                 number += 1
             epoch += 1
 
@@ -159,9 +163,10 @@ class Trainer:
         keep = [everyone if chances is None else chances < share for share in GO_ON]
         return unroll(self._network, batch, features, start, keep)
 
-    def _chances(self, count: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + self.optimizer.done)
-        return torch.rand(count, generator=generator)
+    def _chances(self, count: int, part: int) -> Tensor:
+        """[count] of this step's part: the same whenever it is computed."""
+        random = np.random.default_rng((self._settings.seed, self.optimizer.done, part))
+        return torch.from_numpy(random.random(count, np.float32))
 
     def _loss(self, batch: Batch, step: Step) -> tuple[Tensor, Tensor]:
         at = step.rows.texts, step.targets - 1
