@@ -7,6 +7,7 @@ from typing import Any
 
 from specbuild.builders.training.teacher import Wish
 from specbuild.bundle import Bundle
+from specbuild.prompts import Messages
 from specbuild.runtime.generator import Generator
 from specbuild.runtime.sampling import SamplingParams
 
@@ -35,3 +36,10 @@ class EngineTeacher:
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
         tokenizer = self._generator.tokenizer
         return tokenizer.chat(messages) if tokenizer.has_chat_template else None
+
+    def prompt(self, content: str | Messages) -> list[int]:
+        """Token ids of a user's prompt; text goes through the chat template where there is one."""
+        tokenizer = self._generator.tokenizer
+        if isinstance(content, str) and tokenizer.has_chat_template:
+            content = [{"role": "user", "content": content}]
+        return self._generator.encode(content)

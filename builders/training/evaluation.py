@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +45,8 @@ class Tally:
             self.emitted, self.rounds = self.emitted + emitted, self.rounds + rounds
 
     def result(self) -> Acceptance:
-        assert self.reached is not None and self.held is not None, "nothing was added"
+        assert self.reached is not None, "nothing was added"
+        assert self.held is not None, "nothing was added"
         shares = (self.held / self.reached.clamp(min=1)).tolist()
         return Acceptance(self.emitted / max(1, self.rounds), tuple(shares))
 
@@ -78,10 +78,3 @@ def _run(wanted: set[int], last: int) -> int:
     while last + count + 1 in wanted and count < 64:
         count += 1
     return count
-
-
-def merged(results: Iterable[Acceptance]) -> Acceptance:
-    """The mean of results, each counting alike."""
-    kept = list(results)
-    steps = zip(*(result.by_step for result in kept), strict=True)
-    return Acceptance(sum(result.tau for result in kept) / len(kept), tuple(sum(step) / len(kept) for step in steps))

@@ -7,17 +7,19 @@ tasks over a passage teach a head what short questions cannot: to look far back.
 from __future__ import annotations
 
 QUESTIONS = (
-    "", "", "", "", "What", "Who", "When", "Where", "Which", "Why", "How", "How many", "What is the difference between", "Is it", "Can you",
-    "Explain", "Explain how", "Describe", "Write", "Write a short", "Write an email", "Write a story about", "Give me", "List", "Name",
-    "Compare", "I want", "I have", "Imagine", "Suppose", "Create", "Design", "Tell me about", "In the", "The", "A", "My", "Please", "Help me",
-    "What happened", "Who was", "Who wrote", "What year", "In which country", "What are the", "Define", "Summarize", "Implement", "Fix",
-    "Write a Python function", "Should", "Does", "If", "You are", "As a", "Pretend", "Classify", "Extract", "Rewrite",
+    "", "", "", "", "What", "Who", "When", "Where", "Which", "Why", "How", "How many", "What is the difference between", "Is it",
+    "Can you", "Explain", "Explain how", "Describe", "Write", "Write a short", "Write an email", "Write a story about", "Give me",
+    "List", "Name", "Compare", "I want", "I have", "Imagine", "Suppose", "Create", "Design", "Tell me about", "In the", "The",
+    "A", "My", "Please", "Help me", "What happened", "Who was", "Who wrote", "What year", "In which country", "What are the",
+    "Define", "Summarize", "Implement", "Fix", "Write a Python function", "Should", "Does", "If", "You are", "As a", "Pretend",
+    "Classify", "Extract", "Rewrite",
 )  # fmt: skip
 """First words of a user's turn that is about nothing given."""
 
 PROBLEMS = (
-    "Tom has", "A train", "A farmer", "If x", "Sarah buys", "There are", "A box", "How much", "Solve", "A shop sells", "Each", "Find the",
-    "The sum of", "A rectangle", "In a class of", "John earns", "It takes", "Calculate", "What is the value of", "Maria has twice",
+    "Tom has", "A train", "A farmer", "If x", "Sarah buys", "There are", "A box", "How much", "Solve", "A shop sells", "Each",
+    "Find the", "The sum of", "A rectangle", "In a class of", "John earns", "It takes", "Calculate", "What is the value of",
+    "Maria has twice",
 )  # fmt: skip
 """First words of a problem to be solved by calculation."""
 
@@ -30,10 +32,11 @@ PASSAGES = (
 """First words of a request for a text that later dialogues work on."""
 
 TASKS = (
-    ("Summarize the following text:", ""), ("Summarize:", ""), ("", "Summarize the text above in a few sentences."), ("", "TL;DR:"),
-    ("Rewrite the following text in simple words:", ""), ("List the main points of this text:", ""), ("Write a headline for this article:", ""),
-    ("Write a short summary of this news article:", ""), ("Correct the mistakes in the following text:", ""),
-    ("Continue the following text:", ""), ("Extract all names and places from this text:", ""), ("", "What is this text about?"),
+    ("Summarize the following text:", ""), ("Summarize:", ""), ("", "Summarize the text above in a few sentences."),
+    ("", "TL;DR:"), ("Rewrite the following text in simple words:", ""), ("List the main points of this text:", ""),
+    ("Write a headline for this article:", ""), ("Write a short summary of this news article:", ""),
+    ("Correct the mistakes in the following text:", ""), ("Continue the following text:", ""),
+    ("Extract all names and places from this text:", ""), ("", "What is this text about?"),
 )  # fmt: skip
 """(what stands before, what stands after) a passage."""
 
@@ -52,7 +55,7 @@ LANGUAGES = {
 """Language → first words of a text in it."""
 
 FOLLOW_UPS = (
-    "", "", "What", "Why", "How", "Can you", "Now", "Rewrite", "Rewrite your answer", "Make it shorter", "Summarize", "Explain", "Give me",
-    "And", "Translate", "What if", "List", "Add", "Write", "Is", "Do you", "Change",
+    "", "", "What", "Why", "How", "Can you", "Now", "Rewrite", "Rewrite your answer", "Make it shorter", "Summarize", "Explain",
+    "Give me", "And", "Translate", "What if", "List", "Add", "Write", "Is", "Do you", "Change",
 )  # fmt: skip
 """First words of a user's second turn."""

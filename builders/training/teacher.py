@@ -1,13 +1,10 @@
-"""The target as training sees it: something that writes texts and shows its hidden states. The roof gives one made of engines."""
+"""The target as training sees it: something that writes texts. The roof gives one made of engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,4 @@ class Teacher(Protocol):
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
         """Token ids of a conversation up to where the assistant is to speak; None: the checkpoint has no chat template."""
-        ...
-
-    def read(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Hidden states [tokens, H·taps] of each text, in order; tap n is what enters layer n, the last what leaves the final norm."""
         ...

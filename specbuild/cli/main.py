@@ -32,6 +32,7 @@ class LazyCommand(NamedTuple):
 
 COMMANDS: dict[str, LazyCommand] = {
     "engine": LazyCommand("specbuild.cli.engine:command", "Compile engines from a recipe; list, show, verify and remove them."),
+    "train": LazyCommand("specbuild.cli.train:command", "Train a draft head for a recipe's target, on texts that it writes itself."),
     "run": LazyCommand("specbuild.cli.run:command", "Generate text with a bundle, drafting and verifying."),
     "bench": LazyCommand("specbuild.cli.bench:command", "Compare speculation methods on a file of prompts."),
     "triton": LazyCommand("specbuild.cli.triton:command", "Serve a bundle on Triton; render, check and measure a deployment."),

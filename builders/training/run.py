@@ -1,0 +1,197 @@
+"""From a recipe to a trained head: texts, draft vocabulary, features, training, export. Each stage goes on where it was killed."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import specbuild
+from specbuild.bundle import canonical_json, file_digest
+from specbuild.errors import UsageError
+from specbuild.recipe import HeadRole, Recipe
+
+from ..compilers.base import CompileJob
+from ..preparation import Preparation, prepare
+from . import vocabulary
+from .corpus import load_texts, save_texts, shard_file, whole
+from .evaluation import Acceptance
+from .export import export
+from .features import Sample, load_samples, write_features
+from .initial import initial
+from .reader import Reader
+from .sources import Source
+from .specs import head_spec, kept_taps
+from .trainer import Progress, Settings, Trainer
+from .vocabulary import DraftVocabulary
+
+HELD_OUT = 32
+"""Every so many-th text is not trained on."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be trained, and on how much."""
+
+    role: HeadRole
+    recipe: Recipe
+    """Of the target; draft model and heads of its own do not matter."""
+    tokens: int
+    """Learned tokens of text; fewer where the source ends."""
+    settings: Settings
+    draft_vocabulary: int
+    origin: str
+    """Of the texts: for provenance, and part of what names the work folder."""
+    threads: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished head."""
+
+    folder: Path
+    held_out: Acceptance
+    seconds: float
+
+
+def work_folder(home: Path, wanted: Wanted) -> Path:
+    """Where texts and features are kept: the same for all heads that may share them."""
+    recipe = wanted.recipe
+    key = canonical_json([recipe.checkpoint, recipe.target.precision, wanted.settings.seed, wanted.origin, wanted.draft_vocabulary])
+    return home / "training" / f"{recipe.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def train(
+    wanted: Wanted,
+    open_source: Callable[[], Source],
+    work: Path,
+    out: Path,
+    *,
+    say: Callable[[str], None],
+    report: Callable[[Progress], None],
+) -> Trained:
+    """Train a head and write it to ``out``.
+
+    Args:
+        open_source: Called where texts are missing: it may load engines.
+        work: As ``work_folder``.
+
+    Raises:
+        UsageError: the texts hold nothing to learn.
+        CheckpointError, UnsupportedError, EnvironmentLacksError: of the target.
+    """
+    began = time.perf_counter()
+    torch.set_num_threads(wanted.threads)
+    preparation = prepare(wanted.recipe)
+    texts = _texts(wanted, open_source, work / "texts", say)
+    chosen = _vocabulary(wanted, preparation, texts, work)
+    samples = _samples(wanted, preparation, texts, chosen, work, say)
+    if len(samples) < 2:
+        raise UsageError(f"{wanted.origin}: {len(samples)} texts with something to learn; give more text, or leave it to the target")
+    held_out = samples[HELD_OUT // 2 :: HELD_OUT] or samples[-1:]
+    learned = [sample for sample in samples if sample not in held_out]
+    trainer = _trainer(wanted, preparation, chosen)
+    say(f"training the {wanted.role} head: {wanted.settings.steps} steps over {sum(int(s.learned.sum()) for s in learned):,} tokens")
+    checkpoint = work / f"{wanted.role}-{_digest(asdict(wanted.settings))[:12]}.pt"
+    reached = trainer.run(learned, held_out, checkpoint, report)
+    seconds = time.perf_counter() - began
+    facts = _provenance(wanted, preparation, texts, len(learned), reached, seconds)
+    export(out, trainer.spec, trainer.parameters, chosen.ids, preparation.models["target"].config, facts)
+    return Trained(out, reached, seconds)
+
+
+def _texts(wanted: Wanted, open_source: Callable[[], Source], folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Shards of text until there are enough learned tokens."""
+    files: list[Path] = []
+    source: Source | None = None
+    have = 0
+    for number in count():
+        if have >= wanted.tokens:
+            break
+        file = shard_file(folder, number)
+        if not whole(file):
+            source = source or open_source()
+            found = source.shard(number, files)
+            if not found:
+                break
+            save_texts(file, found)
+        have += sum(int(text.learned.sum()) for text in load_texts(file))
+        files.append(file)
+        say(f"texts: {have:,} of {wanted.tokens:,} tokens")
+    return files
+
+
+def _vocabulary(wanted: Wanted, preparation: Preparation, texts: list[Path], work: Path) -> DraftVocabulary:
+    """Chosen once: features are of no use for another."""
+    file = work / "vocabulary.npy"
+    if not file.exists():
+        checkpoint, spec = preparation.checkpoints["target"], preparation.models["target"].spec
+        always = [*checkpoint.eos_token_ids, *([] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id])]
+        every = (text for shard in texts for text in load_texts(shard))
+        work.mkdir(parents=True, exist_ok=True)
+        np.save(file, vocabulary.choose(every, size=wanted.draft_vocabulary, total=spec.vocab_size, always=always).ids)
+    return DraftVocabulary(np.load(file))
+
+
+def _samples(
+    wanted: Wanted, preparation: Preparation, texts: list[Path], chosen: DraftVocabulary, work: Path, say: Callable[[str], None]
+) -> list[Sample]:
+    """Every text that has something to learn, its features made if need be."""
+    weights, spec = preparation.weights["target"], preparation.models["target"].spec
+    reader: Reader | None = None
+    samples: list[Sample] = []
+    for number, shard in enumerate(texts, 1):
+        file = work / "features" / shard.name
+        if not whole(file):
+            if reader is None:
+                job = CompileJob.of(wanted.recipe, "target")
+                reader = Reader(spec, weights, job, kept_taps(spec), work / "reader", wanted.threads)
+                head = weights.read("head")[chosen.ids]
+            write_features(shard, file, reader, head, chosen)
+            say(f"features: shard {number} of {len(texts)}")
+        samples += [sample for sample in load_samples(file) if sample.learned[2:].any()]
+    return samples
+
+
+def _trainer(wanted: Wanted, preparation: Preparation, chosen: DraftVocabulary) -> Trainer:
+    weights, target = preparation.weights["target"], preparation.models["target"].spec
+    spec = head_spec(wanted.role, target, len(chosen.ids))
+    return Trainer(
+        spec,
+        initial(spec, weights, target.num_layers, seed=wanted.settings.seed),
+        torch.from_numpy(weights.read("embedding")),
+        torch.from_numpy(weights.read("head")[chosen.ids]),
+        torch.from_numpy(chosen.ids),
+        target.norm_eps,
+        wanted.settings,
+    )
+
+
+def _provenance(
+    wanted: Wanted, preparation: Preparation, texts: list[Path], learned: int, reached: Acceptance, seconds: float
+) -> Mapping[str, Any]:
+    """Where a head comes from, to the bit."""
+    return {
+        "role": wanted.role,
+        "target": {"checkpoint": wanted.recipe.checkpoint, "digest": preparation.models["target"].digest},
+        "precision": wanted.recipe.target.precision,
+        "texts": {"origin": wanted.origin, "learned": learned, "shards": {file.name: file_digest(file) for file in texts}},
+        "settings": asdict(wanted.settings) | {"draft_vocabulary": wanted.draft_vocabulary, "tokens": wanted.tokens},
+        "held_out": {"tau": round(reached.tau, 3), "acceptance": [round(share, 3) for share in reached.by_step]},
+        "seconds": round(seconds),
+        "tools": {"specbuild": specbuild.__version__, "python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "numpy", "onnxruntime")},
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
