@@ -1,0 +1,92 @@
+"""``specbuild train``: a head out of nothing, found by the build that names it; user's prompts; refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import CHAT_TEMPLATE
+from tiny_checkpoint import save_tiny
+
+from specbuild.cli.main import run
+
+Command = Callable[..., tuple[int, str, str]]
+SHORT = ("--tokens", "300", "--steps", "3", "--draft-vocabulary", "64", "--threads", "1")
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(list(arguments))
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    checkpoint = save_tiny(tmp_path / "checkpoint", num_hidden_layers=6)
+    (checkpoint / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    file = tmp_path / "tiny.yaml"
+    file.write_text(f"name: tiny\ncheckpoint: {checkpoint}\ntarget: {{max_seq_len: 256, precision: float32}}\n")
+    return file
+
+
+@pytest.mark.slow
+def test_a_head_out_of_nothing_is_built_beside_its_target(command: Command, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specbuild.builders.training.sources.SHARD_DIALOGUES", 12)
+    code, out, err = command("train", "eagle3", "-c", str(recipe), *SHORT)
+    assert code == 0, err
+    assert out == "tiny-eagle3\n"
+    facts = json.loads((Path("tiny-eagle3") / "provenance.json").read_text())
+    assert facts["role"] == "eagle3"
+    assert facts["settings"]["steps"] == 3
+    assert facts["held_out"]["tau"] >= 1
+    head = "speculation.heads.eagle3.checkpoint=tiny-eagle3"
+    code, out, err = command("engine", "build", "-c", str(recipe), "--no-probe", "--json", "--set", head)
+    assert code == 0, err
+    assert [engine["role"] for engine in json.loads(out)["engines"]] == ["target", "eagle3"]
+    # Again: nothing is written or read anew, the checkpoint has all steps.
+    code, _, err = command("train", "eagle3", "-c", str(recipe), *SHORT)
+    assert code == 0, err
+    assert "the target writes" not in err
+    assert "features:" not in err
+
+
+def test_a_users_prompts_are_learned(command: Command, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "abc"}\n{"messages": [{"role": "user", "content": "d"}]}\n')
+    code, out, err = command("train", "medusa", "-c", str(recipe), *SHORT, "--prompts", "mine.jsonl", "--out", "head", "--json")
+    assert code == 0, err
+    assert json.loads(out)["path"] == "head"
+    assert json.loads((tmp_path / "head" / "provenance.json").read_text())["texts"]["origin"].startswith("mine.jsonl ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--prompts", "a", "--text", "b"), "--prompts and --text were both given"),
+        (("--text", "nowhere.txt"), "nowhere.txt: no such file"),
+    ],
+)
+def test_refusals(command: Command, recipe: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    code, _, err = command("train", "mtp", "-c", str(recipe), *arguments)
+    assert code == 2
+    assert sentence in err
+
+
+def test_too_little_text_is_refused(command: Command, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("abcdef")
+    code, _, err = command("train", "mtp", "-c", str(recipe), *SHORT, "--text", "short.txt")
+    assert code == 2
+    assert "1 texts with something to learn" in err
+
+
+def test_without_torch_it_says_what_to_install(command: Command, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = command("train", "mtp", "-c", str(recipe))
+    assert code == 3
+    assert "pip install 'specbuild[train]'" in err
