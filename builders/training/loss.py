@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 256
-"""Rows of logits that exist at a time: 256 · 12,288 float32 are 12 MiB."""
+CHUNK = 128
+"""Rows of logits that exist at a time: 128 · 12,288 float32 are 6 MiB, which a cache may hold."""
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -16,18 +16,21 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, ids: Tensor, law: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        gradient = torch.empty_like(hidden, dtype=torch.float32)
+        gradient = torch.empty_like(hidden)
         total = torch.zeros((), dtype=torch.float32)
         best = torch.empty(len(hidden), dtype=torch.int64)
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
-            logits = (hidden[part].to(head.dtype) @ head.T).float()
-            best[part] = logits.argmax(-1)
-            partition = torch.logsumexp(logits, -1, keepdim=True)
-            total += (weight[part] * (partition[:, 0] - (law[part] * logits.gather(1, ids[part])).sum(-1))).sum()
+            logits = (hidden[part] @ head.T).float()
+            wanted = logits.gather(1, ids[part])
+            highest, best[part] = logits.max(-1)
+            # In place from here on: one pass over the chunk costs as much as a tenth of the product that made it.
+            sums = logits.sub_(highest[:, None]).exp_().sum(-1)
+            partition = highest + sums.log()
+            total += (weight[part] * (partition - (law[part] * wanted).sum(-1))).sum()
             # d/dlogits = softmax − law
-            logits.sub_(partition).exp_().scatter_add_(1, ids[part], -law[part]).mul_(weight[part, None])
-            gradient[part] = (logits.to(head.dtype) @ head).float()
+            logits.mul_((weight[part] / sums)[:, None]).scatter_add_(1, ids[part], -law[part] * weight[part, None])
+            gradient[part] = logits.to(head.dtype) @ head
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(best)
         return total, best
@@ -43,7 +46,7 @@ def head_loss(hidden: Tensor, head: Tensor, ids: Tensor, law: Tensor, weight: Te
 
     Args:
         hidden: [R,H] what the LM head is applied to.
-        head: [V,H] its rows, in the type that products are to be made in.
+        head: [V,H] its rows, of the same type.
         ids, law: [R,K] tokens of the law and their probabilities.
         weight: [R]
     """

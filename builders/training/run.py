@@ -97,8 +97,9 @@ def train(
     samples = _samples(wanted, preparation, texts, chosen, work, say)
     if len(samples) < 2:
         raise UsageError(f"{wanted.origin}: {len(samples)} texts with something to learn; give more text, or leave it to the target")
-    held_out = samples[HELD_OUT // 2 :: HELD_OUT] or samples[-1:]
-    learned = [sample for sample in samples if sample not in held_out]
+    last = min(HELD_OUT, len(samples)) - 1
+    held_out = samples[last::HELD_OUT]
+    learned = [sample for index, sample in enumerate(samples) if index % HELD_OUT != last]
     trainer = _trainer(wanted, preparation, chosen)
     say(f"training the {wanted.role} head: {wanted.settings.steps} steps over {sum(int(s.learned.sum()) for s in learned):,} tokens")
     checkpoint = work / f"{wanted.role}-{_digest(asdict(wanted.settings))[:12]}.pt"
@@ -147,6 +148,7 @@ def _samples(
 ) -> list[Sample]:
     """Every text that has something to learn, its features made if need be."""
     weights, spec = preparation.weights["target"], preparation.models["target"].spec
+    head = weights.read("head")[chosen.ids]
     reader: Reader | None = None
     samples: list[Sample] = []
     for number, shard in enumerate(texts, 1):
@@ -155,7 +157,6 @@ def _samples(
             if reader is None:
                 job = CompileJob.of(wanted.recipe, "target")
                 reader = Reader(spec, weights, job, kept_taps(spec), work / "reader", wanted.threads)
-                head = weights.read("head")[chosen.ids]
             write_features(shard, file, reader, head, chosen)
             say(f"features: shard {number} of {len(texts)}")
         samples += [sample for sample in load_samples(file) if sample.learned[2:].any()]

@@ -173,7 +173,7 @@ class Trainer:
         law = batch.law[at]
         # Where the text's own token has no draft id, what is left of the law is not the target's.
         weight = self._known(batch.tokens[step.rows.texts, step.targets]).float()
-        return head_loss(step.out.float(), self._head, batch.law_ids[at], law, weight)
+        return head_loss(step.out.to(self._head.dtype), self._head, batch.law_ids[at], law, weight)
 
     def _hits(self, batch: Batch, step: Step, best: Tensor) -> Tensor:
         return self._ids[best] == batch.tokens[step.rows.texts, step.targets]
