@@ -81,7 +81,7 @@ class Writer:
         dialogues = [Dialogue(list(shares)[index]) for index in chosen]
         asks = [KINDS[dialogue.kind][1](random, self._excerpts(random, passages)) for dialogue in dialogues]
         self._turn(dialogues, asks, self._frame.opening, random)
-        again = [dialogue for dialogue in dialogues if random.random() < SECOND_TURNS]
+        again = [dialogue for dialogue in dialogues if random.random() < SECOND_TURNS and dialogue.answers]
         self._turn(again, [Ask(pick(random, openings.FOLLOW_UPS), TURN_TOKENS) for _ in again], self._frame.between, random)
         return dialogues
 

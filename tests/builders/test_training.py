@@ -41,8 +41,8 @@ def test_loss_falls_and_drafts_of_unseen_texts_get_longer(world: World, tmp_path
     before = trainer.evaluate(held_out)
     reports: list[Progress] = []
     after = trainer.run(learned, held_out, tmp_path / "checkpoint.pt", reports.append)
-    assert reports[-1].loss < 0.7 * reports[0].loss
-    assert after.tau > max(1.3, before.tau)
+    assert reports[-1].loss < reports[0].loss
+    assert after.tau > before.tau + 0.2
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(world: World, tmp_path: Path) -> None:

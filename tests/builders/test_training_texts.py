@@ -41,8 +41,7 @@ def test_answers_are_what_the_target_wrote_after_the_assistant_was_to_speak() ->
         for start, end in dialogue.answers:
             assert dialogue.tokens[start - len(asked) : start] == asked
             assert 0 < end - start <= 24
-            written = parrot.decode(dialogue.tokens[start:end])
-            assert written.removesuffix("<|end|>").isalpha()
+            assert set(dialogue.tokens[start:end]) <= {*range(97, 123), END}
 
 
 def test_without_earlier_passages_none_is_asked_about_and_with_them_some_are() -> None:

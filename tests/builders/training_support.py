@@ -1,4 +1,4 @@
-"""A tiny target's head in training: random features whose law depends on them, and a teacher that is no engine."""
+"""A tiny target whose heads are trained on what it says, and a teacher that is no engine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from head_support import save_target
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
+from specbuild.builders.compilers.base import CompileJob
 from specbuild.builders.preparation import Preparation, prepare
 from specbuild.builders.training import vocabulary
 from specbuild.builders.training.corpus import Text, save_texts
@@ -22,6 +26,7 @@ from specbuild.builders.training.vocabulary import DraftVocabulary
 from specbuild.recipe import HeadRole, Recipe
 
 END = 256
+RING = 40
 
 
 def recipe(folder: Path, **heads: Any) -> Recipe:
@@ -33,37 +38,47 @@ def recipe(folder: Path, **heads: Any) -> Recipe:
     return Recipe.model_validate({"name": "tiny", "checkpoint": str(checkpoint), "target": target, "speculation": speculation})
 
 
-def written(random: np.random.Generator, length: int = 40) -> Text:
-    """Something that can be learned: letters that follow each other, from some letter on."""
-    tokens = (np.arange(length) + random.integers(26)) % 26 + 65
-    return Text("letters", tokens.astype(np.int32), np.arange(length) >= 4)
+def save_cycle(folder: Path) -> None:
+    """A target that can be learned: its layers add nothing, and after each token of a ring of RING it wants the next one."""
+    save_target(folder, tie_word_embeddings=False)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor[:] = 0
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = np.zeros_like(embedding)
+    tensors["lm_head.weight"][:RING] = 2 * np.roll(embedding[:RING], 1, axis=0)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def written(reader: Reader, head: NDArray[np.float32], random: np.random.Generator, length: int = 40) -> Text:
+    """What the target says, greedily, after four tokens of chance."""
+    tokens = random.integers(0, RING, 4).tolist()
+    while len(tokens) < length:
+        tokens.append(int((head @ reader.read(tokens)[-1, -head.shape[1] :]).argmax()))
+    return Text("greedy", np.array(tokens, np.int32), np.arange(length) >= 4)
 
 
 class World:
     """A target prepared, with samples on disk."""
 
     def __init__(self, folder: Path, texts: int = 24) -> None:
-        from specbuild.builders.compilers.base import CompileJob
-
+        save_cycle(folder / "target")
         self.recipe = recipe(folder)
         self.preparation: Preparation = prepare(self.recipe)
         self.target, self.weights = self.preparation.models["target"].spec, self.preparation.weights["target"]
-        random = np.random.default_rng(3)
-        self.texts = [written(random) for _ in range(texts)]
-        self.vocabulary: DraftVocabulary = vocabulary.choose(self.texts, size=64, total=self.target.vocab_size, always=[END])
-        save_texts(folder / "texts.safetensors", self.texts)
         self.reader = Reader(
             self.target, self.weights, CompileJob.of(self.recipe, "target"), kept_taps(self.target), folder / "reader", threads=2
         )
+        random, head = np.random.default_rng(3), self.weights.read("head")
+        self.texts = [written(self.reader, head, random) for _ in range(texts)]
+        self.vocabulary: DraftVocabulary = vocabulary.choose(self.texts, size=64, total=self.target.vocab_size, always=[END])
+        save_texts(folder / "texts.safetensors", self.texts)
         self.shard = folder / "features.safetensors"
-        write_features(
-            folder / "texts.safetensors", self.shard, self.reader, self.weights.read("head")[self.vocabulary.ids], self.vocabulary
-        )
+        write_features(folder / "texts.safetensors", self.shard, self.reader, head[self.vocabulary.ids], self.vocabulary)
         self.samples: list[Sample] = list(load_samples(self.shard))
 
     def trainer(self, role: HeadRole, steps: int, **settings: Any) -> Trainer:
-        import torch
-
         spec, ids = head_spec(role, self.target, len(self.vocabulary.ids)), self.vocabulary.ids
         return Trainer(
             spec,

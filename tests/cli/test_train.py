@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import CHAT_TEMPLATE
-from tiny_checkpoint import save_tiny
+from tiny_checkpoint import END, save_tiny
 
 from specbuild.cli.main import run
 
 Command = Callable[..., tuple[int, str, str]]
+CHAT_TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}" + END + "{% endfor %}[assistant]"
 SHORT = ("--tokens", "300", "--steps", "3", "--draft-vocabulary", "64", "--threads", "1")
 
 
