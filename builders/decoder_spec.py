@@ -20,8 +20,27 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts: in some layers a router sends each token to a few of many gated SiLU MLPs."""
+
+    experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one expert."""
+    normalised: bool
+    """Whether the shares of a token's chosen experts add up to one, or are their probabilities among all experts."""
+    layers: tuple[int, ...]
+    """Layers that have experts, ascending; the others have the decoder's own MLP."""
+
+    def touched(self, tokens: int) -> float:
+        """Experts of a layer whose weights a pass over ``tokens`` tokens reads, on average, when tokens choose evenly and apart:
+        E·(1 − (1 − K/E)^t). So verifying a draft costs more than in a dense model, and the more the longer it is."""
+        return self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder-only transformer with RMS norms, rotary attention and a gated SiLU MLP."""
+    """A decoder-only transformer with RMS norms, rotary attention and gated SiLU MLPs."""
 
     family: str
     vocab_size: int
@@ -43,6 +62,12 @@ class DecoderSpec:
     """RMS norm over each query and key head before the rotation (Qwen3)."""
     sliding_window: int | None = None
     """Tokens that a query sees, itself included, the same in every layer."""
+    moe: MoeSpec | None = None
+    """None: every layer has one MLP of ``intermediate_size``."""
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether layer ``layer`` is a mixture of experts."""
+        return self.moe is not None and layer in self.moe.layers
 
 
 class Weights(Protocol):
@@ -51,6 +76,7 @@ class Weights(Protocol):
     Roles: ``embedding`` [V,H], ``norm`` [H], ``head`` [V,H] (the embedding when tied), and for layer i under ``layers.i.``:
     ``attention_norm`` [H], ``q`` [heads·D,H], ``k`` and ``v`` [kv_heads·D,H], ``o`` [H,heads·D], ``mlp_norm`` [H],
     ``gate`` and ``up`` [I,H], ``down`` [H,I]; ``q_bias`` … ``down_bias`` where the spec says so; ``q_norm``, ``k_norm`` [D].
+    A mixture of experts has ``router`` [E,H] in place of the MLP, and ``gate``, ``up``, ``down`` under ``experts.<e>.``.
     """
 
     def read(self, role: str) -> NDArray[np.float32]:
@@ -62,9 +88,12 @@ class Weights(Protocol):
         ...
 
 
-def decoder_layer_shapes(spec: DecoderSpec, *, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Every role of one layer → the shape of its tensor, in reading order; ``width``: input of the attention, if not the hidden size."""
-    hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
+def decoder_layer_shapes(spec: DecoderSpec, *, width: int | None = None, experts: bool = False) -> dict[str, tuple[int, ...]]:
+    """Every role of one layer → the shape of its tensor, in reading order.
+
+    ``width``: input of the attention, if not the hidden size. ``experts``: a layer that has them.
+    """
+    hidden, head = spec.hidden_size, spec.head_dim
     width = width or hidden
     queries, keys = spec.num_heads * head, spec.num_kv_heads * head
     layer: dict[str, tuple[int, ...]] = {
@@ -74,16 +103,24 @@ def decoder_layer_shapes(spec: DecoderSpec, *, width: int | None = None) -> dict
         "v": (keys, width),
         "o": (hidden, queries),
         "mlp_norm": (hidden,),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
     }
     if spec.qkv_bias:
         layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
     if spec.out_bias:
         layer |= {"o_bias": (hidden,)}
-    if spec.mlp_bias:
-        layer |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
     if spec.qk_norm:
         layer |= {"q_norm": (head,), "k_norm": (head,)}
-    return layer
+    return layer | (_expert_shapes(spec) if experts else _mlp_shapes(hidden, spec.intermediate_size, biases=spec.mlp_bias))
+
+
+def _mlp_shapes(hidden: int, inner: int, *, biases: bool = False) -> dict[str, tuple[int, ...]]:
+    weights: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    return weights | ({"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)} if biases else {})
+
+
+def _expert_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    moe = spec.moe
+    assert moe is not None
+    one = _mlp_shapes(spec.hidden_size, moe.intermediate_size)
+    experts = {f"experts.{expert}.{matrix}": shape for expert in range(moe.experts) for matrix, shape in one.items()}
+    return {"router": (moe.experts, spec.hidden_size), **experts}

@@ -6,12 +6,13 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from specbuild.bundle import EngineEntry, Probe
-from specbuild.errors import EnvironmentLacksError
+from specbuild.errors import EnvironmentLacksError, UnsupportedError
+from specbuild.recipe import HeadRole
 
 from .compilers.base import CompileJob, Role
 from .decoder_spec import DecoderSpec
@@ -56,11 +57,7 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
         if step.twin is not None:
             probes[step.role] = probes[step.twin]
             continue
-        if step.role in preparation.heads:
-            progress(f"not measured: the {step.role}, whose passes need a target's hidden states")
-            probes[step.role] = None
-            continue
-        digest = preparation.models[step.role].digest
+        digest = preparation.facts(step.role).digest
         if compared(step) and digest not in references:
             progress(f"compiling the {step.role} in float32 to compare with")
             job = dataclasses.replace(step.job, precision="float32")
@@ -68,7 +65,7 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
         progress(f"measuring the {step.role}")
         try:
             probes[step.role] = probe(staging, entry, references[digest] if compared(step) else None)
-        except EnvironmentLacksError as error:  # a plan for a GPU that is elsewhere
+        except (EnvironmentLacksError, UnsupportedError) as error:  # a plan for a GPU that is elsewhere, or one that no runtime takes yet
             progress(f"not measured: {error}")
             probes[step.role] = None
     shutil.rmtree(staging / _REFERENCES, ignore_errors=True)
@@ -77,7 +74,7 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
 
 def compared(step: EngineStep) -> bool:
     """Whether a step's engine has a float32 one to be compared with: decoders on the CPU, unless their weights are float32 anyway."""
-    return step.backend == "onnxruntime" and step.precision != "float32" and step.role in ("target", "draft")
+    return step.backend == "onnxruntime" and step.precision != "float32" and step.role not in get_args(HeadRole)
 
 
 def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: Path) -> EngineEntry:

@@ -25,7 +25,7 @@ def check_head(recipe: Recipe, target: ModelFacts, head: HeadFacts) -> None:
 
 
 def _mend(head: HeadFacts) -> str:
-    return f"set speculation.heads.{head.role}.checkpoint to a head trained for this target, or make it with `specbuild train {head.role}`"
+    return f"set speculation.heads.{head.role}.checkpoint to a head trained for this target, or remove speculation.heads.{head.role}"
 
 
 def _check_hidden_size(target: ModelFacts, head: HeadFacts) -> None:

@@ -16,9 +16,10 @@ from specbuild.bundle import SCHEMA_VERSION, canonical_json
 from specbuild.recipe import Backend, HeadRole, Precision, Recipe
 
 from .compilers.base import CompileJob, EngineShape, Role
-from .decoder_spec import DecoderSpec
+from .decoder_spec import DecoderSpec, MoeSpec
 from .facts import HeadFacts, ModelFacts
 from .head_spec import HeadSpec, LayerHead, head_shapes
+from .weights import role_shapes
 
 BLOCK = 32
 """Weights that share a scale in an int8 or int4 engine."""
@@ -35,9 +36,16 @@ _NOT_BUILT: dict[str, Any] = {
         "method": True,
         "draft_len": True,
         "verification": True,
+        "lossy": True,
         "ngram_max": True,
         "ngram_min": True,
+        "suffix_history": True,
+        "cascade": True,
+        "hybrid_retrieval": True,
+        "hybrid_min_match": True,
+        "hybrid_model": True,
         "draft": {"checkpoint", "config"},
+        "drafts": {"__all__": {"checkpoint", "config"}},
     },
 }
 
@@ -71,6 +79,7 @@ class EngineStep:
     """One token of one sequence, keys and values of all layers."""
     kv_bytes: int
     """The whole cache: max_batch_size sequences of the full capacity."""
+    moe: MoeSpec | None
     job: CompileJob
     shape: EngineShape
 
@@ -119,6 +128,7 @@ class BuildPlan:
                     "parameters": step.parameters,
                     "shares_engine_of": step.twin,
                     "engine_bytes": step.engine_bytes,
+                    "experts": None if step.moe is None else _experts(step.moe, step.shape.max_step),
                     "kv_dtype": step.shape.kv_dtype,
                     "kv_bytes_per_token": step.kv_bytes_per_token,
                     "kv_bytes": step.kv_bytes,
@@ -137,7 +147,7 @@ class BuildPlan:
 
 
 def plan(recipe: Recipe, models: tuple[ModelFacts, ...], heads: tuple[HeadFacts, ...], tools: ToolFacts) -> BuildPlan:
-    """The plan for ``models`` (the target, then the draft if there is one) and the draft heads."""
+    """The plan for ``models`` (the target, then its draft models) and the draft heads."""
     steps = [_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models]
     steps += [_step(recipe, head, None, tools.shapes[head.role]) for head in heads]
     taps = tuple(sorted({tap for head in heads for tap in head.spec.taps}))
@@ -168,6 +178,7 @@ def _step(recipe: Recipe, model: ModelFacts | HeadFacts, twin: Role | None, shap
         engine_bytes=0 if twin else engine_bytes(model.spec, job.precision, width=width, positions=shape.capacity),
         kv_bytes_per_token=per_token,
         kv_bytes=per_token * job.max_batch_size * shape.capacity,
+        moe=model.spec.moe if isinstance(model.spec, DecoderSpec) else None,
         job=job,
         shape=shape,
     )
@@ -175,8 +186,9 @@ def _step(recipe: Recipe, model: ModelFacts | HeadFacts, twin: Role | None, shap
 
 def parameters(spec: DecoderSpec | HeadSpec) -> int:
     """Weights of the model, a tied head counted once; norms and biases, a thousandth of the whole, left out."""
-    gathered, linear, tied = _extent(spec)
-    return linear + (0 if tied else gathered)
+    gathered, floating, linear = _extent(spec)
+    layer = _layer(spec)
+    return linear + floating + (0 if layer is not None and layer.tied_head else gathered)
 
 
 def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: int, positions: int) -> int:
@@ -186,25 +198,23 @@ def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: i
         width: Bytes of an activation: of what is not quantised, and of scales.
         positions: Rows of the two rotation tables.
     """
-    gathered, linear, _ = _extent(spec)
+    gathered, floating, linear = _extent(spec)
     layer = _layer(spec)
     tables = positions * layer.head_dim * width if layer else 0
     if precision in ("int8", "int4"):
         # A quantised head shares nothing with the embedding that is gathered from, tied or not.
         bits = 8 if precision == "int8" else 4
-        return gathered * width + linear * bits // 8 + linear // BLOCK * width + tables
+        return (gathered + floating) * width + linear * bits // 8 + linear // BLOCK * width + tables
     return parameters(spec) * width + tables
 
 
-def _extent(spec: DecoderSpec | HeadSpec) -> tuple[int, int, bool]:
-    """(weights that are gathered from, weights of linear layers, whether the last of these is the former again)."""
-    if isinstance(spec, DecoderSpec):
-        embedding = spec.vocab_size * spec.hidden_size
-        return embedding, _matrices(spec) + embedding, spec.tied_head
-    shapes = head_shapes(spec)
-    gathered = math.prod(shapes.pop("embedding", (0,)))
-    linear = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
-    return gathered, linear, isinstance(spec, LayerHead) and spec.layer.tied_head
+def _extent(spec: DecoderSpec | HeadSpec) -> tuple[int, int, int]:
+    """Weights that are gathered from, those of routers, which are never quantised, and those of linear layers, the LM head among them."""
+    shapes = role_shapes(spec) if isinstance(spec, DecoderSpec) else head_shapes(spec)
+    sizes = {role: math.prod(shape) for role, shape in shapes.items() if len(shape) == 2}
+    gathered = sizes.pop("embedding", 0)
+    floating = sum(size for role, size in sizes.items() if role.endswith(".router"))
+    return gathered, floating, sum(sizes.values()) - floating
 
 
 def _layer(spec: DecoderSpec | HeadSpec) -> DecoderSpec | None:
@@ -218,10 +228,10 @@ def _cache_width(spec: DecoderSpec | HeadSpec) -> int:
     return 2 * layer.num_layers * layer.num_kv_heads * layer.head_dim if layer else 0
 
 
-def _matrices(spec: DecoderSpec) -> int:
-    """Weights of all layers' matrices."""
-    attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
-    return spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
+def _experts(moe: MoeSpec, max_step: int) -> dict[str, Any]:
+    """What a mixture of experts makes dearer: how many of a layer's experts a pass of one sequence reads, by its tokens."""
+    touched = {str(tokens): round(moe.touched(tokens), 2) for tokens in sorted({1, 2, max_step})}
+    return {"experts": moe.experts, "experts_per_token": moe.experts_per_token, "touched_by_tokens": touched}
 
 
 def _digest(recipe: Recipe, models: tuple[ModelFacts | HeadFacts, ...], tools: ToolFacts) -> str | None:

@@ -5,32 +5,32 @@ Pure: it compares small facts. What only a compiler knows (precisions, GPU gener
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
 from specbuild.errors import PreflightError
-from specbuild.recipe import Recipe
+from specbuild.recipe import Recipe, section_key
 
 from .architectures import decoder_spec
 from .decoder_spec import DecoderSpec
 from .facts import ModelFacts, TokenizerFacts
 
 
-def preflight(recipe: Recipe, target: ModelFacts, draft: ModelFacts | None) -> None:
-    """Refuse what could not work, or would work badly in silence.
+def preflight(recipe: Recipe, models: Sequence[ModelFacts]) -> None:
+    """Refuse what could not work, or would work badly in silence: the target, then its draft models.
 
     Raises:
         PreflightError: one sentence: which key, both values, what to change.
     """
+    target, *drafts = models
     check_lengths(recipe)
     check_config(target, recipe.target.config, "target.config")
     check_positions(recipe, target)
     check_padding(target)
-    if draft is not None:
-        assert recipe.speculation.draft is not None
-        check_config(draft, recipe.speculation.draft.config, "speculation.draft.config")
+    for draft in drafts:
+        check_config(draft, recipe.speculation.models[draft.role].config, f"{section_key(draft.role)}.config")
         check_positions(recipe, draft)
         check_padding(draft)
         check_tokenizers(target, draft)
@@ -104,7 +104,7 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts) -> None:
     if difference is not None:
         raise PreflightError(
             f"the tokenizers of target {target.source} and draft {draft.source} differ: {difference}; "
-            "set speculation.draft.checkpoint to a model of the target's own family and tokenizer, "
+            f"set {section_key(draft.role)}.checkpoint to a model of the target's own family and tokenizer, "
             "or remove it to draft with the target's int4 build"
         )
 
@@ -119,7 +119,7 @@ def check_vocabularies(target: ModelFacts, draft: ModelFacts) -> None:
         raise PreflightError(
             f"vocab_size is {ours} in target {target.source} and {theirs} in draft {draft.source}{padding}; "
             f"resize the draft's embedding with transformers: model.resize_token_embeddings({ours}), save it, "
-            "and set speculation.draft.checkpoint to the saved folder"
+            f"and set {section_key(draft.role)}.checkpoint to the saved folder"
         )
 
 

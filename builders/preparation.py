@@ -53,7 +53,7 @@ def prepare(recipe: Recipe) -> Preparation:
         same = next((known for known in models.values() if known.source == source), None)
         checkpoints[role] = checkpoints[same.role] if same else open_checkpoint(source)
         models[role] = facts_of(role, source, checkpoints[role])
-    preflight(recipe, models["target"], models.get("draft"))
+    preflight(recipe, tuple(models.values()))
     heads = _heads(recipe, models["target"])
     # Names and shapes of all tensors are compared here: a draft that lacks one is not noticed after hours of compiling a target.
     weights: dict[Role, CheckpointWeights | HeadWeights] = {
@@ -82,16 +82,15 @@ def dry_plan(recipe: Recipe) -> BuildPlan:
         role: facts_from_config(role, source, config) if config is not None else facts_of(role, source, open_checkpoint(source))
         for role, (source, config) in sources(recipe).items()
     }
-    preflight(recipe, models["target"], models.get("draft"))
+    preflight(recipe, tuple(models.values()))
     return _plan(recipe, models, _heads(recipe, models["target"]), compiler, version)
 
 
 def sources(recipe: Recipe) -> dict[Role, tuple[str, Mapping[str, object] | None]]:
     """Role → (checkpoint, ``config`` section) of each engine, the target first. A draft without a checkpoint is the target's own."""
     found: dict[Role, tuple[str, Mapping[str, object] | None]] = {"target": (recipe.checkpoint, recipe.target.config)}
-    draft = recipe.speculation.draft
-    if draft is not None:
-        found["draft"] = (draft.checkpoint, draft.config) if draft.checkpoint else (recipe.checkpoint, draft.config or recipe.target.config)
+    for role, draft in recipe.speculation.models.items():
+        found[role] = (draft.checkpoint, draft.config) if draft.checkpoint else (recipe.checkpoint, draft.config or recipe.target.config)
     return found
 
 

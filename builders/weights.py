@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specbuild.errors import CheckpointError, UnsupportedError
 
 from .architectures.base import Family
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, ModelFiles
 from .decoder_spec import DecoderSpec, decoder_layer_shapes
 
 BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -63,19 +63,33 @@ class CheckpointWeights:
         Raises:
             CheckpointError: it cannot be read, or holds NaN or an infinity, which a quantised engine would hide.
         """
-        name = self._name(role)
-        tensor = self.checkpoint.read(name)
-        if not np.isfinite(tensor).all():
-            raise CheckpointError(f"{self.checkpoint.source}: tensor {name} has values that are not finite; download the checkpoint again")
-        return tensor
+        return read_finite(self.checkpoint, self._name(role))
 
     def _name(self, role: str) -> str:
-        if role == "head" and self.spec.tied_head:
-            role = "embedding"
-        if not role.startswith("layers."):
-            return self.family.tensors[role]
-        _, layer, part = role.split(".")
-        return f"model.layers.{layer}.{self.family.tensors[part]}"
+        return tensor_name(self.family, "embedding" if role == "head" and self.spec.tied_head else role)
+
+
+def read_finite(files: ModelFiles, name: str) -> NDArray[np.float32]:
+    """The tensor ``name`` as contiguous float32, the caller's own.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds NaN or an infinity, which a quantised engine would hide.
+    """
+    tensor = files.read(name)
+    if not np.isfinite(tensor).all():
+        raise CheckpointError(f"{files.source}: tensor {name} has values that are not finite; download the checkpoint again")
+    return tensor
+
+
+def tensor_name(family: Family, role: str) -> str:
+    """What a checkpoint of ``family`` calls the tensor of ``role``."""
+    if not role.startswith("layers."):
+        return family.tensors[role]
+    _, layer, part = role.split(".", 2)
+    if part.startswith("experts."):
+        _, expert, matrix = part.split(".")
+        return f"model.layers.{layer}.{family.tensors[f'expert_{matrix}'].format(expert=expert)}"
+    return f"model.layers.{layer}.{family.tensors[part]}"
 
 
 def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -84,9 +98,9 @@ def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, layer = spec.hidden_size, decoder_layer_shapes(spec)
-    yield "embedding", (spec.vocab_size, hidden)
+    yield "embedding", (spec.vocab_size, spec.hidden_size)
     for index in range(spec.num_layers):
+        layer = decoder_layer_shapes(spec, experts=spec.has_experts(index))
         yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())
-    yield "norm", (hidden,)
-    yield "head", (spec.vocab_size, hidden)
+    yield "norm", (spec.hidden_size,)
+    yield "head", (spec.vocab_size, spec.hidden_size)

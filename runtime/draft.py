@@ -14,13 +14,26 @@ ROOT = -1
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A token tree of one sequence; nodes are numbered so that a parent comes before its children. A chain is a tree with one branch."""
+    """A token tree of one sequence; nodes are numbered so that a parent comes before its children. A chain is a tree with one branch.
+
+    What makes every rule exact, whatever the tree:
+
+    - The children of a node are different tokens, numbered in the order in which they were chosen. Each was drawn from its law in
+      ``laws``, of which its earlier siblings were left out and the rest renormalised: children drawn without replacement from one law
+      all carry that law, whole, and children of several sources each that of its own. A token that was not drawn, among others that
+      were, carries ``Law.point`` of itself.
+    - Whether a node gets another child, and from which law, may depend on the tokens already drawn, never on the one to be drawn. A
+      child once drawn stays: to leave it out for looking unlikely would bias the text.
+
+    Rules that need no laws ask only that siblings differ.
+    """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     """Parent of each node; −1: the last emitted token."""
     laws: tuple[Law, ...] | None = None
-    """The law that each token was really drawn from; None: nothing was drawn, or the rule of acceptance does not ask."""
+    """The law that each token was really drawn from, its earlier siblings still in it; None: nothing was drawn, or the rule of acceptance
+    does not ask."""
 
     EMPTY: ClassVar[Draft]
 
@@ -51,6 +64,10 @@ class Draft:
         """Nodes whose parent is ``node`` (−1: the first tokens), in order."""
         return tuple(child for child, parent in enumerate(self.parents) if parent == node)
 
+    def child(self, node: int, token: int) -> int | None:
+        """The child of ``node`` that has ``token``."""
+        return next((child for child in self.children(node) if self.tokens[child] == token), None)
+
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the first token down to ``node``; empty for −1."""
         nodes = []
@@ -60,8 +77,10 @@ class Draft:
         return tuple(reversed(nodes))
 
     def law(self, node: int) -> Law:
-        """The law that ``node`` was drawn from: all mass on its token when nothing was drawn."""
-        return Law.point(self.tokens[node]) if self.laws is None else self.laws[node]
+        """The law that ``node`` was drawn from after its earlier siblings: all mass on its token when nothing was drawn."""
+        if self.laws is None:
+            return Law.point(self.tokens[node])
+        return self.laws[node].without([self.tokens[sibling] for sibling in self.children(self.parents[node]) if sibling < node])
 
 
 Draft.EMPTY = Draft((), ())

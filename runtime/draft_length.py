@@ -3,7 +3,7 @@
 With aᵢ the acceptance at position i (given that i was reached), c the share of rounds in which there is anything to draft,
 
     E(k) = 1 + c · Σ_{i≤k} Π_{j≤i} aⱼ          tokens that a sequence emits in a round
-    t(k) = T_target(B, k + 1) + k · T_draft(B, 1)   seconds that the round takes where anybody drafts
+    t(k) = T_target(B, k + 1) + k · T_draft(B, 1)   seconds that the round takes where anybody drafts (Medusa: one draft pass)
 
 and k maximises Σ E(k) / t(k) over the sequences of the batch, which share the pass. k = 0 is a choice like the others: it is
 plain decoding. This is the speed-up of 2211.17192 with measured times in place of its cost ratio; T(B, 1)/T(B, k + 1) is known as
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
@@ -62,10 +63,23 @@ class MethodRecord:
         return (self.accepted[position] + PRIOR_WEIGHT * before) / (self.reached[position] + PRIOR_WEIGHT)
 
 
+@dataclass(frozen=True)
+class DraftTimes:
+    """What a method's own passes cost."""
+
+    step: StepTimes
+    at_once: bool = False
+    """One pass gives all tokens (Medusa heads), not one each."""
+
+    def seconds(self, batch: int, length: int, context: int) -> float:
+        """Seconds of drafting ``length`` tokens for each of ``batch`` sequences."""
+        return self.step.seconds(batch, 1, context) * (min(length, 1) if self.at_once else length)
+
+
 class DraftLength:
     """Chooses one length a round for all that leave it open."""
 
-    def __init__(self, longest: int, target: StepTimes, drafts: Mapping[str, StepTimes]) -> None:
+    def __init__(self, longest: int, target: StepTimes, drafts: Mapping[str, DraftTimes]) -> None:
         """``drafts``: method → times of its own engine, where it has one."""
         self._longest = longest
         self._target, self._drafts = target, drafts
@@ -98,13 +112,14 @@ class DraftLength:
         nobody = 1.0
         for share in covered:
             nobody *= 1 - share
-        draft_seconds = sum(self._drafts[m].seconds(batch, 1, context) for m in {s.request.method for s in open_} if m in self._drafts)
+        times = [self._drafts[method] for method in {sequence.request.method for sequence in open_} if method in self._drafts]
 
         def speed(length: int) -> float:
             tokens = batch + sum(share * gain[length] for share, gain in zip(covered, gains, strict=True))
             plain = self._target.seconds(batch, 1 + fixed, context)
             drafting = self._target.seconds(batch, 1 + max(length, fixed), context)
-            return tokens / (nobody * plain + (1 - nobody) * drafting + length * draft_seconds)
+            own = sum(time.seconds(batch, length, context) for time in times)
+            return tokens / (nobody * plain + (1 - nobody) * drafting + own)
 
         best = max(range(self._longest + 1), key=speed)
         if speed(best) > HYSTERESIS * speed(self._current):

@@ -28,6 +28,10 @@ class Step:
     """[B,1,S,T] true = attend; every query row attends to at least one position."""
     logit_rows: NDArray[np.int64]
     """[B,R] which of the S tokens' logits are wanted."""
+    features: NDArray[np.float32] | None = None
+    """[B,S,H·taps] what the target knew at each token; of draft heads, which take no step without."""
+    previous: NDArray[np.float32] | None = None
+    """[B,S,H] what the head itself knew at the token before; likewise."""
 
 
 class KvStorage(Protocol):
@@ -80,4 +84,13 @@ class Engine(Protocol):
 
         The array is the engine's own and valid until its next pass.
         """
+        ...
+
+    @property
+    def hidden(self) -> NDArray[np.float32] | None:
+        """[B,S,W] hidden states of the last pass, the engine's own like the logits; None where it gives none out."""
+        ...
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [B,S,K,V] of a head that keeps no cache, from ``features`` [B,S,H]; the engine's own, as those of ``forward``."""
         ...

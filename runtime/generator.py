@@ -13,13 +13,13 @@ from specbuild.errors import CancelledError, RequestError, close_match
 
 from .acceptance import RULES
 from .answer import Answer, Completion, Delta
-from .draft_length import DraftLength
+from .draft_length import DraftLength, DraftTimes
 from .engines import load
 from .intake import Intake, Prompt
 from .loop import Loop
 from .model import CachedModel
 from .pace import STRETCH, Pace
-from .proposers import Means, Proposers
+from .proposers import METHODS, Means, Proposers
 from .proposers.base import Proposer
 from .request import Emission, Running
 from .sampling import SamplingParams
@@ -49,9 +49,12 @@ class Generator:
         request leaves open are chosen by measured cost. ``remember``: tokens of past texts whose keys and values are kept.
         ``proposers``: method → proposer, beside those of the bundle."""
         self.bundle = bundle
-        rule = verification or bundle.manifest.recipe.speculation.verification
-        if rule not in RULES:
-            raise RequestError(f"verification {rule!r} is unknown.{close_match(rule, RULES)}")
+        speculation = bundle.manifest.recipe.speculation
+        if verification is not None and verification not in RULES:
+            raise RequestError(f"verification {verification!r} is unknown.{close_match(verification, RULES)}")
+        self.lossy = speculation.lossy if verification is None else None
+        """The lossy rule that judges drafts, where the recipe says so and nobody asked for another."""
+        rule = self.lossy or verification or speculation.verification
         entry = bundle.engine("target")
         self.rows = entry.max_batch_size if batch is None else batch
         if not 1 <= self.rows <= entry.max_batch_size:
@@ -83,10 +86,12 @@ class Generator:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of the promise that output does not depend on speculation or neighbours."""
+        notes = []
+        if self.lossy is not None:
+            notes.append(f"lossy: {self.lossy!r} acceptance (speculation.lossy) keeps drafts that change the law of the output")
         probe = self.entry.probe
         if probe is None:
-            return ("the engine was built with --no-probe: whether its bits are invariant is not known",)
-        notes = []
+            return (*notes, "the engine was built with --no-probe: whether its bits are invariant is not known")
         if not probe.step_invariant:
             notes.append("the engine's bits depend on the number of new tokens: every pass is padded to the largest")
         if not probe.view_invariant:
@@ -170,6 +175,8 @@ class Generator:
         """Chosen by what was measured when the bundle was built; None where nothing was."""
         if self.entry.probe is None:
             return None
-        roles = {engine.role: engine.probe for engine in self.bundle.manifest.engines if engine.probe is not None}
-        times = {"draft_model": StepTimes(roles["draft"].step_costs)} if "draft" in roles else {}
+        costs = {engine.role: StepTimes(engine.probe.step_costs) for engine in self.bundle.manifest.engines if engine.probe is not None}
+        largest = {method: roles[-1] for method in METHODS if (roles := self.bundle.manifest.recipe.speculation.roles(method))}
+        # Smaller models of a cascade cost little beside the largest, and save some of its passes.
+        times = {method: DraftTimes(costs[role], at_once=method == "medusa") for method, role in largest.items() if role in costs}
         return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,6 +41,14 @@ class Law:
         tokens = np.flatnonzero(weights > 0)
         return cls(tokens, np.log(weights[tokens]))
 
+    @classmethod
+    def weighted(cls, tokens: NDArray[np.int64], weights: NDArray[Any]) -> Law:
+        """The law in proportion to ``weights`` [n] ≥ 0 of ``tokens`` [n]; exact for exact weights."""
+        possible = weights > 0
+        law = cls(tokens[possible], np.log(weights[possible].astype(np.float64)))
+        law.__dict__["p"] = weights[possible] / weights.sum()
+        return law
+
     @cached_property
     def log_p(self) -> NDArray[np.float64]:
         """[n] normalised."""
@@ -63,20 +71,50 @@ class Law:
         """Probability of one token."""
         return self.at(np.array([token]))[0]
 
+    def without(self, tokens: Collection[int]) -> Law:
+        """The law of those that are none of ``tokens``. From the scores: what is left of a peaked law is a law too."""
+        if not tokens:
+            return self
+        kept = np.isin(self.tokens, list(tokens), invert=True)
+        assert kept.any(), "a law without any of its tokens"
+        return Law(self.tokens[kept], self.scores[kept])
+
+    def likeliest(self, count: int) -> tuple[int, ...]:
+        """The ``count`` likeliest tokens (or as many as there are), the likeliest first; among equals the lowest id."""
+        return tuple(self.tokens[_largest(self.scores, count)].tolist())
+
 
 def draw(law: Law, seed: int, position: int, stream: Stream, lane: int = 0) -> int:
-    """The token argmax(log p + g): a draw of the law with the noise of that place; ties go to the lowest id.
+    """The token argmax(log p + g): a draw of the law with the noise of that place; ties go to the lowest id."""
+    return draw_several(law, 1, seed, position, stream, lane)[0]
+
+
+def draw_several(law: Law, count: int, seed: int, position: int, stream: Stream, lane: int = 0) -> tuple[int, ...]:
+    """The ``count`` tokens (or as many as there are) of the largest log p + g, the largest first: draws without replacement (Gumbel
+    top-k, 1903.06059), of which the first is that of ``draw``.
 
     A law of one token needs no noise, so greedy decoding pays for none. Of a large law only tokens whose bound reaches
-    the score of a true candidate get their noise.
+    the score of the last true candidate get their noise.
     """
     tokens, scores = law.tokens, law.scores
     if tokens.size == 1:
-        return int(tokens[0])
+        return (int(tokens[0]),)
     if tokens.size > _FEW:
         bound = scores + gumbel_ceiling(seed, position, tokens, stream, lane)
-        likely = bound.argmax(keepdims=True)
-        best = scores[likely] + gumbel(seed, position, tokens[likely], stream, lane)
-        within_reach = np.flatnonzero(bound >= best)
+        likely = _largest(bound, count)
+        least = (scores[likely] + gumbel(seed, position, tokens[likely], stream, lane)).min()
+        within_reach = np.flatnonzero(bound >= least)
         tokens, scores = tokens[within_reach], scores[within_reach]
-    return int(tokens[np.argmax(scores + gumbel(seed, position, tokens, stream, lane))])
+    return tuple(tokens[_largest(scores + gumbel(seed, position, tokens, stream, lane), count)].tolist())
+
+
+def _largest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
+    """Indices of the ``count`` largest values, the largest first; among equals the lowest index."""
+    if count == 1:
+        return np.array([values.argmax()])
+    if count < values.size:
+        reaching = np.flatnonzero(values >= np.partition(values, values.size - count)[-count])
+    else:
+        reaching = np.arange(values.size)
+    largest: NDArray[np.int64] = reaching[np.argsort(-values[reaching], kind="stable")[:count]]
+    return largest

@@ -8,7 +8,7 @@ from time import perf_counter
 from .draft import Draft
 from .pace import Pace
 from .proposers import Proposers
-from .proposers.base import Ask
+from .proposers.base import Ask, Seen
 from .request import Emission, Running
 from .scheduler import Plan, Scheduler
 from .verifier import Verifier
@@ -38,7 +38,7 @@ class Loop:
         drafts = self._propose(plan)
         scores = self.verifier.score(plan, drafts)
         verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
-        self.verifier.commit(plan, verdicts)
+        self._observe(plan.sequences, self.verifier.commit(plan, verdicts))
         emissions = [s.take(v, r, d) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
         self.scheduler.observe(plan, drafts, emissions)
         self._clock(plan.sequences)
@@ -54,10 +54,21 @@ class Loop:
         self.scheduler.forget(owner)
 
     def _read(self) -> None:
-        """Read prompts, one after the other, as far as the pace allows between two rounds."""
+        """Read prompts, one after the other, as far as the pace allows between two rounds.
+
+        One that has been read joins those that run; this copies it. One that took several such gaps joins in a gap of its own.
+        """
+        begun = self.scheduler.reading
+        if begun is not None and not self.verifier.unread(begun):
+            self._start(begun)
+            return
         left = self._pace.tokens(len(self.scheduler.running), self.scheduler.to_run)
         while left > 0 and (sequence := self.scheduler.reading or self._admit()) is not None:
             left -= self._read_piece(sequence, left)
+            if not self.verifier.unread(sequence):
+                if sequence is begun and self.scheduler.running:
+                    return
+                self._start(sequence)
 
     def _admit(self) -> Running | None:
         sequence = self.scheduler.admit()
@@ -69,19 +80,24 @@ class Loop:
         return sequence
 
     def _read_piece(self, sequence: Running, limit: int) -> int:
-        """Read at most ``limit`` tokens of a prompt; returns how many. When it has been read its sequence joins those that run."""
+        """Read at most ``limit`` tokens of a prompt; returns how many."""
         began, unread = perf_counter(), self.verifier.unread(sequence)
         piece = min(limit, unread)
-        self.verifier.read(sequence, piece)
+        self._observe([sequence], [self.verifier.read(sequence, piece)])
         if sequence.request.method != "off":
             self._proposers[sequence.request.method].read(sequence, len(sequence.tokens) - 1 - unread + piece)
         if piece:
             self._pace.reading_took(piece, perf_counter() - began)
-        if piece == unread:
-            self.scheduler.start()
-            self._began[sequence.id] = self._now(sequence)
-            sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
         return piece
+
+    def _start(self, sequence: Running) -> None:
+        """Its prompt has been read: it takes part in rounds."""
+        self.verifier.start(sequence)
+        if sequence.request.method != "off":
+            self._proposers[sequence.request.method].start(sequence)
+        self.scheduler.start()
+        self._began[sequence.id] = self._now(sequence)
+        sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
 
     def _propose(self, plan: Plan) -> list[Draft]:
         """Each method's sequences go to its proposer together; the drafts come back in the plan's order."""
@@ -91,9 +107,16 @@ class Loop:
             asks = [Ask(s, n) for s, n in zip(plan.sequences, plan.draft_lens, strict=True) if s.request.method == method]
             for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
                 assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
+                assert len(draft) <= ask.budget, f"{method} drafted {len(draft)} tokens, {ask.budget} were asked for"
                 drafts[ask.sequence.id] = draft
         self._draft_seconds += perf_counter() - began
         return [drafts.get(sequence.id, Draft.EMPTY) for sequence in plan.sequences]
+
+    def _observe(self, sequences: Sequence[Running], all_seen: Sequence[Seen | None]) -> None:
+        """Proposers learn what the target knew at the tokens that it has just read."""
+        for sequence, seen in zip(sequences, all_seen, strict=True):
+            if seen is not None and sequence.request.method != "off":
+                self._proposers[sequence.request.method].observe(sequence, seen)
 
     def _retire(self, finished: Sequence[Running]) -> None:
         # Forgotten only when all is given back: an interruption in between leaves it to ``cancel``.

@@ -24,6 +24,10 @@ class Feed:
     """Index of each token's parent among ``tokens``, −1 for the last valid position; None: a chain."""
     wanted: tuple[int, ...] = ()
     """Indices of the tokens whose logits are wanted."""
+    features: NDArray[np.float32] | None = None
+    """[tokens,H·taps] of a draft head; None: zeros."""
+    previous: NDArray[np.float32] | None = None
+    """[tokens,H] likewise."""
 
 
 class CachedModel:
@@ -87,21 +91,28 @@ class CachedModel:
             self.reading.commit(owner, np.arange(known))
         return known
 
-    def prefill(self, owner: Hashable, tokens: Sequence[int]) -> None:
+    def prefill(self, owner: Hashable, tokens: Sequence[int], features: NDArray[np.float32] | None = None) -> NDArray[np.float32] | None:
         """Append ``tokens`` to ``owner``'s row, in pieces that the engine takes; they become valid at once.
+
+        ``features``: as in ``Feed``. Returns the hidden states [tokens,W], a copy; None where the engine gives none out.
 
         Raises:
             CapacityError: they do not fit.
         """
         cache, piece = self._home(owner), self.engine.entry.max_prefill
+        hidden: list[NDArray[np.float32]] = []
         for start in range(0, len(tokens), piece):
             part = tuple(tokens[start : start + piece])
             row = cache.row(owner)
             # A prompt's view grows by fractions of itself: growing copies all of it, and attention reads all of it.
             ahead = min(cache.length(owner) * 5 // 4, self.engine.entry.capacity) if cache is self.reading else 0
             view = cache.make_room(len(part), owner=owner, at_least=max(ahead, self._fixed_view))
-            self._forward(cache, self._step(cache, {row: Feed(part)}, range(row, row + 1), len(part), view), row)
+            feed = Feed(part, features=None if features is None else features[start : start + piece])
+            self._forward(cache, self._step(cache, {row: feed}, range(row, row + 1), len(part), view), row)
             cache.commit(owner, np.arange(len(part)))
+            if self.engine.hidden is not None:
+                hidden.append(self.engine.hidden[0].copy())
+        return np.concatenate(hidden) if hidden else None
 
     def start(self, owner: Hashable, prompt: Sequence[int]) -> None:
         """The prompt has been read: its row joins those that decode."""
@@ -142,6 +153,11 @@ class CachedModel:
         logits = self._forward(self.cache, self._step(self.cache, rows, range(self.cache.live), width, view), 0)
         return {owner: logits[self.cache.row(owner), : len(feed.wanted)] for owner, feed in feeds.items()}
 
+    def hidden(self, owner: Hashable) -> NDArray[np.float32]:
+        """Hidden states [S,W] of ``owner``'s tokens in the last ``feed``, valid until the next pass."""
+        assert self.engine.hidden is not None, "the engine gives out no hidden states"
+        return self.engine.hidden[self.cache.row(owner)]
+
     def _home(self, owner: Hashable) -> KvCache:
         return self.reading if owner in self.reading.owners else self.cache
 
@@ -153,13 +169,15 @@ class CachedModel:
 
     def _step(self, cache: KvCache, feeds: Mapping[int, Feed], rows: range, width: int, view: int) -> Step:
         batch, wanted = len(rows), max(1, *(len(feed.wanted) for feed in feeds.values()), 1)
-        lengths = cache.lengths
+        lengths, entry = cache.lengths, self.engine.entry
         step = Step(
             input_ids=np.zeros((batch, width), np.int64),
             position_ids=np.zeros((batch, width), np.int64),
             write_index=lengths[rows.start : rows.stop],
             attention_mask=np.zeros((batch, 1, width, view), np.bool_),
             logit_rows=np.zeros((batch, wanted), np.int64),
+            features=np.zeros((batch, width, entry.feature_width), np.float32) if entry.feature_width else None,
+            previous=np.zeros((batch, width, entry.hidden_size), np.float32) if entry.feature_width else None,
         )
         for index, row in enumerate(rows):
             # A query that attends to nothing gives NaN: padding attends to position 0.
@@ -176,6 +194,10 @@ class CachedModel:
             step.position_ids[index, :count] = start + depths
             step.attention_mask[index, 0, :count] = mask
             step.logit_rows[index, : len(feed.wanted)] = feed.wanted
+            if step.features is not None and feed.features is not None:
+                step.features[index, :count] = feed.features
+            if step.previous is not None and feed.previous is not None:
+                step.previous[index, :count] = feed.previous
         return step
 
 

@@ -6,8 +6,8 @@ import sys
 
 STRETCH = 1.3
 """Reading may take so many rounds' time: the gap between two tokens of a stream stays below three of the usual ones."""
-SMALLEST, LARGEST = 4, 512
-"""Tokens while somebody decodes, and while nobody does: then between two pieces requests are heard and may be cancelled."""
+SMALLEST, LARGEST = 4, 128
+"""Tokens. More at a time are not read faster (attention then reads more masked positions), and between two pieces requests are heard."""
 WEIGHT = 0.2
 """Of the newest measurement in the running means."""
 
@@ -27,7 +27,11 @@ class Pace:
         """Of n, seconds, n² and n · seconds."""
 
     def tokens(self, running: int, to_run: int) -> int:
-        """Prompt tokens to read now, where ``running`` sequences decode and ``to_run`` will when the prompts that wait have been read."""
+        """Prompt tokens to read now, where ``running`` sequences decode and ``to_run`` will when the prompts that wait have been read.
+
+        A single guest keeps to the stretch. Where several wait, small pieces, which cost up to three times as much a token, would
+        keep them waiting for little: it grows with the square of their number.
+        """
         if self._stretch is None:
             return sys.maxsize
         if not running:
@@ -36,7 +40,7 @@ class Pace:
         if each == 0:
             return SMALLEST
         # The prompt at the head may be a guest among those that run; where more wait, their rounds are soon the usual ones.
-        seconds = self._stretch * self._round(max(running, to_run - 1))
+        seconds = self._stretch * max(1, to_run - running) ** 2 * self._round(max(running, to_run - 1))
         return max(SMALLEST, min(LARGEST, int((seconds - fixed) / each)))
 
     def round_took(self, sequences: int, seconds: float) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .acceptance import RULES, Rule, SeededRound, Verdict
+from .acceptance import LOSSY, RULES, Rule, SeededRound, Verdict
 from .context import Context
 from .detokenizer import Detokenizer, StopFilter
 from .draft import Draft
@@ -64,8 +64,8 @@ class Running:
         self.request = request
         self.context = Context(request.prompt)
         self.transforms = Transforms(request.params, vocabulary_size, tuple(eos_token_ids))
-        self.rule: Rule = RULES[rule]
-        self.counter = RequestCounter(len(request.prompt))
+        self.rule: Rule = LOSSY[rule] if rule in LOSSY else RULES[rule]
+        self.counter = RequestCounter(len(request.prompt), lossy=rule if rule in LOSSY and request.method != "off" else None)
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         """The stop string or the stop token's id that ended it; None: the model's own end, or the length."""

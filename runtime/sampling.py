@@ -62,6 +62,11 @@ class SamplingParams:
     """Proposer of this request, or ``off``; None: the recipe's. Which there are, the generator knows."""
     draft_len: int | None = None
     """Draft tokens a round of this request; None: the recipe's."""
+    share_history: bool = True
+    """Drafts may be copied from what other requests were answered, and theirs from this answer. The text is the same either way, but
+    what is drafted can be told from how fast it comes."""
+    tenant: str | None = None
+    """Whose history: only requests of one tenant share it; None is a tenant too."""
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -90,8 +95,11 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.draft_len is not None:
             _integer("draft_len", self.draft_len, 1)
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos is {self.ignore_eos!r}, but must be True or False")
+        for name in ("ignore_eos", "share_history"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}, but must be True or False")
+        if not isinstance(self.tenant, str | None):
+            raise RequestError(f"tenant is {self.tenant!r}, but must be a name")
         if not isinstance(self.speculation, str | None):
             raise RequestError(f"speculation is {self.speculation!r}, but must be the name of a method")
         self._refuse_contradictions()

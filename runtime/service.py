@@ -109,6 +109,7 @@ class Service:
                 running=len(loop.scheduler.held),
                 kv_used_tokens=loop.verifier.kv_tokens,
                 kv_capacity_tokens=self.generator.rows * entry.max_seq_len,
+                lossy=self.generator.lossy,
             )
 
     def close(self) -> None:

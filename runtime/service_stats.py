@@ -30,6 +30,8 @@ class ServiceStats:
     """Method → whether none of its latest drafts had a token that was accepted."""
     turns: int
     """Of the service's thread. It takes them with and without work."""
+    lossy: str | None = None
+    """The rule that judges drafts though it changes the law of the output."""
 
 
 class ServiceCounter:
@@ -67,7 +69,7 @@ class ServiceCounter:
             self.sums["prefill_seconds"] += sequence.counter.prefill_seconds
             self.sums["decode_seconds"] += sequence.counter.decode_seconds
 
-    def freeze(self, *, queued: int, running: int, kv_used_tokens: int, kv_capacity_tokens: int) -> ServiceStats:
+    def freeze(self, *, queued: int, running: int, kv_used_tokens: int, kv_capacity_tokens: int, lossy: str | None = None) -> ServiceStats:
         """The figures as they stand, beside those that whoever counts has."""
         return ServiceStats(
             queued=queued,
@@ -79,4 +81,5 @@ class ServiceCounter:
             draft_lens=Counter(self._draft_lens),
             zero_acceptance=self._zero_acceptance.spells(),
             turns=self.turns,
+            lossy=lossy,
         )

@@ -33,6 +33,8 @@ class RequestStats:
     """Of decode: proposing, engine passes of the draft included."""
     tokens_per_second: float
     """Emitted tokens / decode seconds."""
+    lossy: str | None
+    """The rule that kept draft tokens though it changes the law of the output; None: the law is the target's."""
 
 
 @dataclass
@@ -40,6 +42,7 @@ class RequestCounter:
     """Counts one request's rounds. Times of a round that it shared with others count in full: it waited for them."""
 
     prompt_tokens: int
+    lossy: str | None = None
     reused_tokens: int = 0
     emitted: int = 0
     rounds: int = 0
@@ -88,4 +91,5 @@ class RequestCounter:
             engine_seconds=self.engine_seconds,
             draft_seconds=self.draft_seconds,
             tokens_per_second=self.emitted / self.decode_seconds if self.decode_seconds else 0.0,
+            lossy=self.lossy,
         )

@@ -25,6 +25,9 @@ from .sampling import SamplingParams
 _BLOCK = 8192
 """Tokens whose float64 intermediates stay in a core's cache."""
 
+_COLD = 2.0**-40
+"""A temperature at which no noise outweighs a difference of two float32."""
+
 LawAt = Callable[[int], Law]
 """The target's law after a draft's node; −1: after the last emitted token."""
 
@@ -59,15 +62,26 @@ class Transforms:
             VerificationError: the engine returned NaN.
         """
         scores = self._edited(row[: self.vocabulary_size], context)
-        best = int(scores.argmax())
-        top = float(scores[best])
-        if top == -np.inf:
-            raise RequestError("bad_words and min_tokens together forbid every token; allow at least one")
-        if not np.isfinite(top):
-            raise VerificationError(f"the engine's logit of token {best} is {top}; check it with `specbuild engine verify`")
+        best = _best(scores)
         if self.params.temperature == 0:
             return Law.point(best)
-        return self._tempered(scores, top)
+        return self._tempered(scores, float(scores[best]))
+
+    def draft_law(self, row: NDArray[np.float32], context: Context, count: int) -> Law:
+        """The law that ``count`` children of a draft's node are chosen from: ``law``, but at temperature 0, where that is one token,
+        its limit over the ``count`` likeliest: each has all mass once those before it are left out.
+
+        Raises:
+            RequestError, VerificationError: as ``law``.
+        """
+        if self.params.temperature > 0 or count == 1:
+            return self.law(row, context)
+        scores = self._edited(row[: self.vocabulary_size], context)
+        top = float(scores[_best(scores)])
+        count = min(count, scores.size)
+        kept = _largest(scores, count, np.partition(scores, scores.size - count)[-count])
+        kept = kept[scores[kept] > -np.inf]
+        return Law(kept, _log_weights(scores[kept], top, _COLD))
 
     def _tempered(self, scores: NDArray[np.float32], top: float) -> Law:
         temperature, top_k, top_p, min_p = self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p
@@ -114,6 +128,17 @@ class Transforms:
             if not params.ignore_eos:
                 forbidden += self.eos_token_ids
         return forbidden
+
+
+def _best(scores: NDArray[np.float32]) -> int:
+    """The likeliest token; of equals the lowest."""
+    best = int(scores.argmax())
+    top = float(scores[best])
+    if top == -np.inf:
+        raise RequestError("bad_words and min_tokens together forbid every token; allow at least one")
+    if not np.isfinite(top):
+        raise VerificationError(f"the engine's logit of token {best} is {top}; check it with `specbuild engine verify`")
+    return best
 
 
 def _largest(values: NDArray[np.floating[Any]], count: int, threshold: np.floating[Any]) -> NDArray[np.int64]:

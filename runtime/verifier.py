@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .acceptance import Verdict
 from .draft import Draft
 from .model import CachedModel, Feed
+from .proposers.base import Seen
 from .request import Running
 from .scheduler import Plan
 
@@ -47,12 +48,15 @@ class Verifier:
         """Prompt tokens not yet in the cache; the last one is fed by the first round."""
         return len(sequence.tokens) - 1 - self._target.length(sequence.id)
 
-    def read(self, sequence: Running, count: int) -> None:
-        """Read the next ``count`` prompt tokens; with the last one the sequence joins those that decode."""
+    def read(self, sequence: Running, count: int) -> Seen | None:
+        """Read the next ``count`` prompt tokens."""
         start = self._target.length(sequence.id)
-        self._target.prefill(sequence.id, sequence.tokens[start : start + count])
-        if not self.unread(sequence):
-            self._target.start(sequence.id, sequence.tokens[:-1])
+        hidden = self._target.prefill(sequence.id, sequence.tokens[start : start + count])
+        return None if hidden is None else Seen(start, hidden)
+
+    def start(self, sequence: Running) -> None:
+        """All has been read: the sequence joins those that decode."""
+        self._target.start(sequence.id, sequence.tokens[:-1])
 
     def check(self, plan: Plan) -> None:
         """Assert what must hold when a round starts."""
@@ -73,10 +77,19 @@ class Verifier:
         scores = self._target.feed(feeds)
         return [scores[sequence.id] for sequence in plan.sequences]
 
-    def commit(self, plan: Plan, verdicts: Sequence[Verdict]) -> None:
-        """Keep the last token and the accepted path of each sequence; the tail is the next round's last token."""
-        for sequence, verdict in zip(plan.sequences, verdicts, strict=True):
-            self._target.cache.commit(sequence.id, np.array([0, *(node + 1 for node in verdict.accepted)]))
+    def commit(self, plan: Plan, verdicts: Sequence[Verdict]) -> list[Seen | None]:
+        """Keep the last token and the accepted path of each sequence, the tail is the next round's last token; returns what was seen at
+        them."""
+        paths = [np.array([0, *(node + 1 for node in verdict.accepted)]) for verdict in verdicts]
+        seen = [self._seen(sequence, path) for sequence, path in zip(plan.sequences, paths, strict=True)]
+        for sequence, path in zip(plan.sequences, paths, strict=True):
+            self._target.cache.commit(sequence.id, path)
+        return seen
+
+    def _seen(self, sequence: Running, path: NDArray[np.int64]) -> Seen | None:
+        if self._target.engine.hidden is None:
+            return None
+        return Seen(self._target.length(sequence.id), self._target.hidden(sequence.id)[path])
 
     def retire(self, sequence: Running) -> None:
         """Take the row of ``sequence`` back, if it came to have one; a finished text is remembered: a chat goes on from it."""

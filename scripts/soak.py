@@ -25,7 +25,7 @@ LEAVING, HURRIED = 1 / 3, 0.15
 """Shares of the requests."""
 KILL_EVERY, SAMPLE_EVERY = 10.0, 10.0
 WARM_UP = 60.0
-"""Seconds, or a fifth of the time where that is less."""
+"""Seconds; the first of them, and this, no more than a tenth and a fifth of the whole."""
 TOLERANCE = 0.02
 """Of resident memory."""
 STREAMS = 3
@@ -44,8 +44,8 @@ class Asked(Protocol):
 
 
 async def endless(url: str) -> None:
-    """A process whose streams run until it is killed; says a line when all of them do."""
-    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    """A process whose streams run until it is killed, long ones: a fast server is in the middle of them; says a line when all do."""
+    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True, speculation="off")
     running = 0
     async with AsyncClient(url) as client:
 
@@ -169,7 +169,7 @@ class Soak:
                 self._seen["killed"] += 1
             else:
                 self._problems["the client that was to be killed ended by itself"] += 1
-            await asyncio.sleep(max(0.0, min(KILL_EVERY, self._end - time.monotonic())))
+            await asyncio.sleep(max(0.0, min(KILL_EVERY, self._seconds / 10, self._end - time.monotonic())))
 
     async def _watch(self, began: float) -> None:
         await asyncio.sleep(min(WARM_UP, self._seconds / 5))

@@ -54,14 +54,19 @@ def settled(ports: Ports, timeout: float = 60.0) -> dict[str, float]:
     while True:
         time.sleep(1.5)
         now = scrape(ports)
-        if time.monotonic() > deadline or (counters(now) == counters(before) and not any(now[name] for name in HELD)):
+        if time.monotonic() > deadline or (_shown(now) == _shown(before) and not any(now[name] for name in HELD)):
             return now
         before = now
 
 
 def counters(metrics: Mapping[str, float]) -> dict[str, int]:
-    """What of them is shown; what has labels is not there before its first value."""
-    return {name: int(metrics.get(name, 0)) for name in SHOWN}
+    """What of them is shown."""
+    return {name: int(metrics[name]) for name in SHOWN}
+
+
+def _shown(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """The same, also before a metric with labels has its first value."""
+    return {name: metrics.get(name) for name in SHOWN}
 
 
 class Balance:

@@ -11,12 +11,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specbuild.errors import BundleError, EnvironmentLacksError, VerificationError
-from specbuild.recipe import Backend, Recipe
+from specbuild.recipe import Backend, HeadRole, Recipe, section_key
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -80,7 +80,7 @@ class EngineEntry(Record):
     """
 
     role: str
-    """``target``, ``draft``, ``mtp``, ``eagle3`` or ``medusa``."""
+    """``target``, ``draft``, ``draft.NAME`` for one of several, ``mtp``, ``eagle3`` or ``medusa``."""
     file: str
     """Path inside the bundle."""
     backend: Backend
@@ -118,6 +118,11 @@ class EngineEntry(Record):
     """The largest S of one pass that prefills."""
     probe: Probe | None = None
     """None: built with ``--no-probe``; nothing was measured."""
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the input ``features``; 0: it takes none."""
+        return self.hidden_size * len(self.taps) if self.role in get_args(HeadRole) else 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -238,7 +243,7 @@ class Bundle:
                 return entry
         roles = ", ".join(entry.role for entry in self.manifest.engines)
         raise BundleError(
-            f"{self.path}: no {role!r} engine (it has: {roles}); add its section under `speculation` to the recipe and build again"
+            f"{self.path}: no {role!r} engine (it has: {roles}); add a `{section_key(role)}` section to the recipe and build again"
         )
 
     def verify_files(self, *, under: str = "") -> None:

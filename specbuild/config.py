@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -134,19 +134,23 @@ def _read(reference: str) -> tuple[str, str]:
 def _check_path(assignment: Assignment) -> None:
     """Refuse a path that the schema does not have, in the name of its own source."""
     section: type[Section] | None = Recipe
-    for depth, key in enumerate(assignment.path):
+    keys = iter(enumerate(assignment.path))
+    for depth, key in keys:
         if section is None:
             return
         if key not in section.model_fields:
             parent = ".".join(assignment.path[:depth])
             where = f"{assignment.origin}: {parent}" if parent else assignment.origin
             raise RecipeError(f"{where}: unknown key {key!r}.{close_match(key, section.model_fields)}")
-        section = _section_of(section.model_fields[key].annotation)
+        annotation = section.model_fields[key].annotation
+        if get_origin(annotation) is dict and next(keys, None) is None:  # the key below is a name
+            return
+        section = _section_of(annotation)
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
-    """The section class of a field's annotation (``X`` or ``X | None``), None for a plain value."""
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+    """The section class of a field's annotation (``X``, ``X | None`` or ``dict[name, X]``), None for a plain value."""
+    for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
     return None
@@ -175,6 +179,9 @@ def _leaves(section: Section, path: Key = ()) -> Iterator[tuple[Key, Any]]:
         value = getattr(section, key)
         if isinstance(value, Section):
             yield from _leaves(value, (*path, key))
+        elif isinstance(value, dict) and value and all(isinstance(item, Section) for item in value.values()):
+            for name, item in value.items():
+                yield from _leaves(item, (*path, key, name))
         else:
             yield (*path, key), value
 

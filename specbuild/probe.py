@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,6 +20,7 @@ SEED = 20250
 PREFIX = 23
 """Odd on purpose: most alignments of a kernel's rows are met."""
 CONTEXTS = (128, 1024)
+"""Or what a shorter sequence leaves room for."""
 PARITY_TOKENS = 96
 REPEATS = 3
 
@@ -32,6 +34,8 @@ def probe(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Pr
         EnvironmentLacksError: the engine cannot be run here.
     """
     engine = load(folder, entry)
+    if entry.predictions > 1:
+        return _probe_parallel(engine)
     tokens = np.random.default_rng(SEED).integers(0, entry.vocab_size, PREFIX + entry.max_step).tolist()
     alone = _one_by_one(engine, tokens)
     return Probe(
@@ -40,6 +44,23 @@ def probe(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Pr
         view_invariant=entry.static_view or _same(alone, _in_a_long_view(engine, tokens)),
         step_costs=_step_costs(engine),
         parity=None if reference is None else _parity(engine, load(folder, reference)),
+    )
+
+
+def _probe_parallel(engine: Engine) -> Probe:
+    """Of heads without a cache: a pass is one position of each sequence, whatever came before it."""
+    entry = engine.entry
+    features = np.random.default_rng(SEED).standard_normal((entry.max_batch_size, 1, entry.feature_width)).astype(np.float32)
+    together = engine.predict(features).copy()
+    alone = [engine.predict(features[row : row + 1])[0].copy() for row in range(entry.max_batch_size)]
+    in_a_row = engine.predict(features.reshape(1, entry.max_batch_size, entry.feature_width))[0]
+    seconds = {batch: _seconds(partial(engine.predict, features[:batch])) for batch in _batches(entry)}
+    return Probe(
+        step_invariant=_same([row[0] for row in alone], list(in_a_row)),
+        batch_invariant=_same(alone, list(together)),
+        view_invariant=True,
+        step_costs=tuple(StepCost(batch=batch, step=1, context=0, seconds=taken) for batch, taken in seconds.items()),
+        parity=None,
     )
 
 
@@ -94,32 +115,39 @@ def _in_a_long_view(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
 
 
 def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
-    """Median seconds of a pass over a grid of batches, steps and contexts. Contexts are zeros: the time is the same."""
+    """Median seconds of a pass over a grid of batches, steps and contexts. Contexts are zeros: the time is the same.
+
+    New tokens differ: equal ones would all go to the same few experts of a mixture. A longer step has those of the shorter, and more.
+    """
     entry = engine.entry
+    tokens = np.random.default_rng(SEED).integers(0, entry.vocab_size, (entry.max_batch_size, entry.max_step)).tolist()
     costs = []
-    for batch in sorted({1, 2, 4, entry.max_batch_size}):
-        if batch > entry.max_batch_size:
-            continue
+    for batch in _batches(entry):
         model = CachedModel(engine, batch, padded=False)
         for row in range(batch):
             model.cache.reserve(row)
-        for context in (c for c in CONTEXTS if c + entry.max_step <= entry.max_seq_len):
+        for context in sorted({max(0, min(context, entry.max_seq_len - entry.max_step)) for context in CONTEXTS}):
             model.cache.make_room(context + entry.max_step)
             for row in range(batch):
                 model.cache.commit(row, np.arange(context - model.cache.length(row)))
             for step in sorted({1, 2, 4, entry.max_step}):
                 if step <= entry.max_step:
-                    feeds: dict[Hashable, Feed] = {row: Feed((1,) * step, wanted=tuple(range(step))) for row in range(batch)}
-                    costs.append(StepCost(batch=batch, step=step, context=context, seconds=_seconds(model, feeds)))
+                    feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=tuple(range(step))) for row in range(batch)}
+                    costs.append(StepCost(batch=batch, step=step, context=context, seconds=_seconds(partial(model.feed, feeds))))
     return tuple(costs)
 
 
-def _seconds(model: CachedModel, feeds: dict[Hashable, Feed]) -> float:
-    model.feed(feeds)
+def _batches(entry: EngineEntry) -> list[int]:
+    return sorted({batch for batch in (1, 2, 4, entry.max_batch_size) if batch <= entry.max_batch_size})
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Median of a few runs, after one."""
+    run()
     times = []
     for _ in range(REPEATS):
         began = perf_counter()
-        model.feed(feeds)
+        run()
         times.append(perf_counter() - began)
     return median(times)
 

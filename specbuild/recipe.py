@@ -13,10 +13,29 @@ from specbuild.errors import RecipeError, close_match
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
-Method = Literal["off", "ngram", "draft_model"]
-Verification = Literal["coupled", "block", "token"]
+Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "cascade", "hybrid"]
+Retrieval = Literal["ngram", "suffix"]
+Verification = Literal["coupled", "block", "token", "traversal", "recursive", "target_only"]
+Lossy = Literal["typical"]
+DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 HeadRole = Literal["mtp", "eagle3", "medusa"]
 ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
+
+
+FIRST = frozenset({"ngram", "suffix", "draft_model"})
+"""Methods that a cascade may begin with."""
+
+
+def draft_role(name: str) -> str:
+    """The role of the draft model that a cascade calls ``name``."""
+    return name if name == "draft" else f"draft.{name}"
+
+
+def section_key(role: str) -> str:
+    """Where in a recipe the section of an engine's role is, for messages."""
+    if role == "target":
+        return role
+    return f"speculation.heads.{role}" if role in get_args(HeadRole) else "speculation." + role.replace("draft.", "drafts.", 1)
 
 
 class Section(BaseModel):
@@ -83,15 +102,49 @@ class SpeculationSection(Section):
     draft_len: int = Field(default=4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
     max_draft_len: int = Field(default=7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
     verification: Verification = Field(default="coupled", description="Lossless rule of acceptance.")
+    lossy: Lossy | None = Field(
+        default=None, description="A rule in its place that changes the law of the output; results are labelled with it. Empty: none."
+    )
     ngram_max: int = Field(default=3, ge=1, le=16, description="Longest suffix that prompt lookup matches, in tokens.")
     ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix that prompt lookup matches, in tokens.")
+    suffix_history: int = Field(default=100_000, ge=0, description="Tokens of finished outputs that suffix drafts from; 0: none.")
     draft: DraftSection | None = Field(default=None, description="Draft model to build beside the target; empty: none.")
+    drafts: dict[DraftName, DraftSection] = Field(default_factory=dict, description="More draft models, by name, for a cascade.")
+    cascade: tuple[str, ...] = Field(
+        default=("ngram", "draft"), min_length=2, description="A method, then models from the smallest up; each drafts for the next."
+    )
+    hybrid_retrieval: Retrieval = Field(default="ngram", description="What hybrid drafts by where its match is long enough.")
+    hybrid_min_match: int = Field(default=2, ge=1, description="Tokens that the match must have, at least.")
+    hybrid_model: Method = Field(default="draft_model", description="What hybrid drafts by elsewhere.")
     heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
+
+    @property
+    def models(self) -> dict[str, DraftSection]:
+        """Role → section of each draft model: ``draft``, then ``draft.NAME`` for those with a name."""
+        first = {} if self.draft is None else {"draft": self.draft}
+        return first | {draft_role(name): section for name, section in self.drafts.items()}
+
+    def roles(self, method: str) -> tuple[str, ...]:
+        """Roles of the engines that draft for ``method``, the largest last; none for one that runs no model."""
+        if method == "hybrid":
+            return self.roles(self.hybrid_model)
+        if method == "cascade":
+            first, *others = self.cascade
+            return (*(self.roles(first) if first in FIRST else (draft_role(first),)), *(draft_role(name) for name in others))
+        return (method,) if method in get_args(HeadRole) else ("draft",) if method == "draft_model" else ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.method == "draft_model" and self.draft is None:
-            raise ValueError("method 'draft_model' needs a 'draft' section; add `draft: {}` for the target's own int4 build")
+        self._check_compositions()
+        present = {*self.models, *self.heads.present()}
+        missing = next((role for role in self.roles(self.method) if role not in present), None)
+        if missing == "draft":
+            raise ValueError(f"method {self.method!r} needs a 'draft' section; add `draft: {{}}` for the target's own int4 build")
+        if missing in get_args(HeadRole):
+            raise ValueError(f"method {self.method!r} needs a head; set heads.{missing}.checkpoint to its folder")
+        if missing is not None:
+            name = missing.removeprefix("draft.")
+            raise ValueError(f"method {self.method!r} needs a draft model {name!r}; add it to `drafts`")
         if self.draft_len > self.max_draft_len:
             raise ValueError(
                 f"draft_len {self.draft_len} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former"
@@ -99,6 +152,17 @@ class SpeculationSection(Section):
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}; swap or lower it")
         return self
+
+    def _check_compositions(self) -> None:
+        if "draft" in self.drafts or FIRST & self.drafts.keys():
+            taken = ", ".join(sorted({"draft"} & self.drafts.keys() | FIRST & self.drafts.keys()))
+            raise ValueError(f"drafts has the name {taken}, which means another draft; choose another name")
+        for place, name in enumerate(self.cascade):
+            possible = {"draft", *self.drafts, *(FIRST if place == 0 else ())}
+            if name not in possible:
+                raise ValueError(f"cascade[{place}] is {name!r}, but must be one of: {', '.join(sorted(possible))}")
+        if self.hybrid_model in ("off", "hybrid", *get_args(Retrieval)):
+            raise ValueError(f"hybrid_model is {self.hybrid_model!r}, but must be a method that runs a model, such as draft_model")
 
 
 class TensorRTSection(Section):

@@ -47,6 +47,8 @@ def save_tiny(
 def tokenizer(tokens: tuple[str, ...] = (), merges: tuple[tuple[str, str], ...] = ()) -> Tokenizer:
     """A byte-level tokenizer; each merge adds its token after the added ones."""
     vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    # Named here, or they would get the first ids past the number of tokens, which are those of merges.
+    vocabulary |= {token: 256 + index for index, token in enumerate((END, *tokens))}
     vocabulary |= {left + right: 257 + len(tokens) + rank for rank, (left, right) in enumerate(merges)}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from specbuild.errors import CheckpointError, UnsupportedError
 
-from ..decoder_spec import DecoderSpec
+from ..decoder_spec import DecoderSpec, MoeSpec
 from ..rope import rope_spec
 
 Config = Mapping[str, Any]
@@ -37,7 +37,8 @@ DECODER_TENSORS: Mapping[str, str] = {
     "up_bias": "mlp.up_proj.bias",
     "down_bias": "mlp.down_proj.bias",
 }
-"""Role → Hugging Face tensor name; those of a layer follow ``model.layers.<i>.``."""
+"""Role → Hugging Face tensor name; those of a layer follow ``model.layers.<i>.``. A family with experts adds ``router`` and, with
+``{expert}`` for the number, ``expert_gate``, ``expert_up`` and ``expert_down``."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "clip_qkv": (),
     "num_local_experts": (0,),
     "num_experts": (0,),
+    "n_shared_experts": (0,),
+    "num_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
     "attention_chunk_size": (),
     "no_rope_layers": (),
     "is_causal": (True,),
@@ -72,6 +76,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
 }
 """Keys that change the mathematics → the values that are built. Absent or null is always fine."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts")
+"""Keys that count experts: families without them refuse either, those with them are written with one or the other."""
 MAX_INTEGER = 2**31 - 1
 MAX_HEAD_DIM = 4096
 
@@ -85,6 +91,7 @@ def decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     sliding_window: int | None = None,
+    moe: MoeSpec | None = None,
 ) -> DecoderSpec:
     """The spec of an RMS-norm, rotary, SiLU-gated decoder; the arguments are what the family decided, the rest is read from ``config``.
 
@@ -92,7 +99,7 @@ def decoder(
         UnsupportedError: a key that changes the mathematics has a value that is not built.
         CheckpointError: a needed key is absent or impossible.
     """
-    refuse_other_mathematics(config)
+    refuse_other_mathematics(config, built=EXPERT_COUNTS if moe else ())
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     kv_heads = integer(config, "num_key_value_heads", heads)
     if heads % kv_heads:
@@ -121,7 +128,21 @@ def decoder(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         sliding_window=sliding_window,
+        moe=moe,
     )
+
+
+def mixture(config: Config, *, intermediate_size: int, normalised: bool, layers: tuple[int, ...]) -> MoeSpec:
+    """The experts that ``config`` counts; the arguments are what the family decided.
+
+    Raises:
+        CheckpointError: a count is absent or impossible, or a token chooses more experts than there are.
+    """
+    counted = next((key for key in EXPERT_COUNTS if config.get(key) is not None), EXPERT_COUNTS[0])
+    experts, chosen = integer(config, counted), integer(config, "num_experts_per_tok")
+    if chosen > experts:
+        raise CheckpointError(f"config: num_experts_per_tok {chosen} is more than the {experts} experts of {counted}; correct config.json")
+    return MoeSpec(experts, chosen, intermediate_size, normalised, layers)
 
 
 def integer(config: Config, key: str, default: int | None = None) -> int:
@@ -145,12 +166,15 @@ def _epsilon(config: Config) -> float:
     return float(value)
 
 
-def refuse_other_mathematics(config: Config) -> None:
-    """Raise UnsupportedError for a key of NEUTRAL with another value, and for weights quantised in a format that is not read."""
-    for key, built in NEUTRAL.items():
+def refuse_other_mathematics(config: Config, *, built: tuple[str, ...] = ()) -> None:
+    """Raise UnsupportedError for a key of NEUTRAL with another value, and for weights quantised in a format that is not read.
+
+    ``built``: keys of NEUTRAL that the family builds with any value.
+    """
+    for key, neutral in NEUTRAL.items():
         value = config.get(key)
-        if value is not None and value not in built:
-            supported = " or ".join(repr(item) for item in built) or "leaving it out"
+        if value is not None and key not in built and value not in neutral:
+            supported = " or ".join(repr(item) for item in neutral) or "leaving it out"
             raise UnsupportedError(
                 f"config: {key} {value!r} is not supported by family {config.get('model_type')!r}; supported: {supported}"
             )

@@ -14,9 +14,10 @@ from typing import Literal, Protocol, cast
 import onnx_ir as ir
 
 from specbuild.errors import UnsupportedError
-from specbuild.recipe import Backend, DraftSection, HeadRole, HeadSection, Precision, Recipe, TargetSection, TensorRTSection
+from specbuild.recipe import Backend, DraftSection, HeadSection, Precision, Recipe, TargetSection, TensorRTSection, section_key
 
-Role = Literal["target", "draft"] | HeadRole
+Role = str
+"""``target``, ``draft``, ``draft.NAME`` or a head's name: what ``sections`` has."""
 
 # Backend → module beside this one. Each has ``create(backend) -> Compiler``.
 BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "tensorrt", "tensorrt": "tensorrt"}
@@ -25,15 +26,8 @@ BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "t
 def sections(recipe: Recipe) -> dict[Role, TargetSection | DraftSection | HeadSection]:
     """Role → its section, for every engine that ``recipe`` asks for, the target first."""
     speculation = recipe.speculation
-    found: dict[Role, TargetSection | DraftSection | HeadSection] = {"target": recipe.target}
-    if speculation.draft is not None:
-        found["draft"] = speculation.draft
+    found: dict[Role, TargetSection | DraftSection | HeadSection] = {"target": recipe.target, **speculation.models}
     return found | speculation.heads.present()
-
-
-def section_key(role: Role) -> str:
-    """Where in a recipe the section of ``role`` is, for messages."""
-    return {"target": "target", "draft": "speculation.draft"}.get(role, f"speculation.heads.{role}")
 
 
 @dataclass(frozen=True)

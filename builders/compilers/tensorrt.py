@@ -19,6 +19,7 @@ from specbuild.errors import BuildError, EnvironmentLacksError, UnsupportedError
 from specbuild.recipe import Backend, Precision, Recipe, TensorRTSection
 
 from ..passes.cast import CastFloats
+from ..passes.dense_experts import DenseExperts
 from ..passes.positive_scales import PositiveScales
 from ..passes.quantize import QuantizeWeights
 from ..passes.share_head import ShareHead
@@ -203,6 +204,7 @@ class _Build:
 
 def prepare(model: ir.Model, precision: Precision) -> None:
     """Give the float32 graph its precision and TensorRT's marks, in place: weight-only int8 and int4 compute in float16."""
+    DenseExperts()(model)
     if precision == "int8" or precision == "int4":
         QuantizeWeights(precision, signed_scale=False)(model)
     else:

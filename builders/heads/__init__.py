@@ -33,5 +33,5 @@ def layout_of(files: ModelFiles, role: HeadRole) -> tuple[Layout, str]:
     names = ", ".join(layout.name for layout in known)
     raise CheckpointError(
         f"{files.source}: no {role} head is in it (layouts that are read: {names}); "
-        f"set speculation.heads.{role}.checkpoint to one trained for this target, or make it with `specbuild train {role}`"
+        f"set speculation.heads.{role}.checkpoint to a head trained for this target, or remove speculation.heads.{role}"
     )

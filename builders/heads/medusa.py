@@ -1,4 +1,4 @@
-"""Medusa-1 heads as FasterDecoding/Medusa publishes them, and with the target's own LM head as ``specbuild train`` writes them.
+"""Medusa-1 heads as FasterDecoding/Medusa publishes them, and without LM heads of their own, which are then the target's.
 
 Names: FasterDecoding/Medusa ``medusa/model/medusa_model.py`` (``medusa_head``, a ModuleList of Sequentials of ResBlocks and one Linear).
 """

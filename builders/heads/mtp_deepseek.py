@@ -1,13 +1,15 @@
 """MTP modules as DeepSeek-V3 stores them: a layer more, behind the last one, with ``enorm``, ``hnorm``, ``eh_proj`` and a shared head.
 
 Names: vllm-project/vllm ``vllm/model_executor/models/deepseek_mtp.py`` (``eh_proj`` reads embedding, then hidden state). A folder with
-these tensors alone is what ``specbuild train mtp`` writes, the layer of the target's own family. Of several modules the first is taken.
+these tensors alone is read too, the layer being of the family that its config names. Of several modules the first is taken.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+from specbuild.errors import UnsupportedError
 
 from ..architectures import decoder_spec
 from ..checkpoint import ModelFiles
@@ -22,6 +24,8 @@ def mtp_head(files: ModelFiles, target: DecoderSpec, model_type: str | None = No
     """The spec of any MTP module: one layer of ``model_type``, the config's own unless given."""
     config = layer_config(files, target) | {"tie_word_embeddings": False}
     layer = decoder_spec(config if model_type is None else config | {"model_type": model_type})
+    if layer.moe is not None:
+        raise UnsupportedError(f"{files.source}: an MTP module of family {layer.family!r} has experts, which heads are not built with")
     return LayerHead(
         role="mtp",
         hidden_size=layer.hidden_size,

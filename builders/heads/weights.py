@@ -12,6 +12,7 @@ from specbuild.errors import CheckpointError, UnsupportedError
 from ..checkpoint import ModelFiles
 from ..decoder_spec import Weights
 from ..head_spec import HeadSpec, head_shapes
+from ..weights import read_finite
 from .base import D2T, T2D, Layout
 
 SHARED = ("embedding", "head")
@@ -65,7 +66,7 @@ class HeadWeights:
         """See ``Weights``; an LM head that is the target's has the rows of the draft vocabulary alone."""
         name = self._names().get(role, "")
         if name in self.files.names():
-            return self.layout.adapt(role, self.files.read(name))
+            return self.layout.adapt(role, read_finite(self.files, name))
         if role == FEATURE_SCALE:
             weight = self.target.read("norm")
             return np.divide(1, weight, out=np.zeros_like(weight), where=weight != 0)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..decoder_spec import DecoderSpec, Weights
 from .attention import PassInputs, attention, fold_mask, rope_tables
 from .graph import GraphWriter, typed
+from .moe import mixture
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def layer(
     name = f"layers.{index}"
     mixed, key, value = attention(graph, spec, weights, index, norm(graph, spec, weights, f"{name}.attention_norm", x), inputs)
     x = graph.one("Add", x, mixed)
-    return graph.one("Add", x, gated_mlp(graph, spec, weights, name, norm(graph, spec, weights, f"{name}.mlp_norm", x))), key, value
+    feed_forward = mixture if spec.has_experts(index) else gated_mlp
+    return graph.one("Add", x, feed_forward(graph, spec, weights, name, norm(graph, spec, weights, f"{name}.mlp_norm", x))), key, value
 
 
 def lm_head(graph: GraphWriter, spec: DecoderSpec, weights: Weights, x: ir.Value, vocab_size: int) -> ir.Value:

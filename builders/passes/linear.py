@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ..network.graph import LINEAR, TIED_TO
@@ -43,3 +44,11 @@ def require_float_weights(model: ir.Model) -> None:
     for layer in layers:
         if layer.weight.const_value is None or layer.weight.dtype != ir.DataType.FLOAT:
             raise ir.passes.PreconditionError(f"linear layer {layer.name} has no float32 weight: it was quantised or cast before")
+
+
+def integers(graph: ir.Graph, name: str, *values: int) -> ir.Value:
+    """A new initializer: a vector of int64."""
+    tensor = ir.Tensor(np.array(values, np.int64), name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-from .linear import LinearLayer, linear_layers, require_float_weights
+from .linear import LinearLayer, integers, linear_layers, require_float_weights
 
 
 class ShareHead(ir.passes.InPlacePass):
@@ -42,19 +41,12 @@ def _share(graph: ir.Graph, layer: LinearLayer) -> None:
     assert embedding.shape is not None
     vocab, width = embedding.shape.numpy()
     # [B,R,H] → [B·R,H] → [B·R,V] → [B,R,V]
-    flat = ir.node("Reshape", [hidden, _integers(graph, f"{layer.name}.flat", -1, width)], name=f"{layer.name}.flatten")
+    flat = ir.node("Reshape", [hidden, integers(graph, f"{layer.name}.flat", -1, width)], name=f"{layer.name}.flatten")
     product = ir.node("Gemm", [flat.outputs[0], embedding], attributes={"transB": 1}, name=layer.name)
     rows = ir.node("Shape", [hidden], attributes={"end": 2}, name=f"{layer.name}.rows")
-    shape = ir.node("Concat", [rows.outputs[0], _integers(graph, f"{layer.name}.vocab", vocab)], attributes={"axis": 0})
+    shape = ir.node("Concat", [rows.outputs[0], integers(graph, f"{layer.name}.vocab", vocab)], attributes={"axis": 0})
     restored = ir.node("Reshape", [product.outputs[0], shape.outputs[0]], name=f"{layer.name}.restore")
     ir.convenience.replace_nodes_and_values(
         graph, layer.node, [layer.node], [flat, product, rows, shape, restored], [logits], [restored.outputs[0]]
     )
     del graph.initializers[weight]
-
-
-def _integers(graph: ir.Graph, name: str, *values: int) -> ir.Value:
-    tensor = ir.Tensor(np.array(values, np.int64), name=name)
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-    graph.register_initializer(value)
-    return value

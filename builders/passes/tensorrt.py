@@ -13,7 +13,10 @@ class MarkForTensorRT(ir.passes.InPlacePass):
 
     def requires(self, model: ir.Model) -> None:
         """Attention with an explicit mask everywhere: TensorRT drops every other way of limiting it, or gets it wrong in decode."""
-        for node in _attention_nodes(model):
+        nodes = _attention_nodes(model)
+        if not nodes and any(value.name == "attention_mask" for value in model.graph.inputs):
+            raise ir.passes.PreconditionError("the graph has a mask and no Attention node")
+        for node in nodes:
             if len(node.inputs) != 4 or node.inputs[3] is None or "is_causal" in node.attributes:
                 raise ir.passes.PreconditionError(f"attention node {node.name} is not limited by an explicit mask alone")
 

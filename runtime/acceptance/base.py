@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..draft import Draft
-from ..law import Law, draw
+from ..law import Law, draw, draw_several
 from ..noise import Stream, uniform
 from ..transforms import LawAt
 
@@ -22,12 +22,17 @@ class Randomness(Protocol):
         """The one token of that place in the text, whoever asks, in whichever round."""
         ...
 
-    def draft(self, law: Law, depth: int) -> int:
-        """A token of this round's draft, independent of everything else."""
+    def guesses(self, law: Law, depth: int, count: int) -> tuple[int, ...]:
+        """What ``shared`` may be, as far as ``law`` is the target's: the ``count`` tokens best placed by its noise, the best first."""
         ...
 
-    def coin(self, probability: Any, depth: int) -> bool:
-        """True with ``probability``, independent of everything else."""
+    def draft(self, law: Law, depth: int, count: int, branch: int) -> tuple[int, ...]:
+        """``count`` tokens of this round's draft, drawn one after the other without replacement, independent of everything else:
+        of the draws of the other branches of that depth too."""
+        ...
+
+    def coin(self, probability: Any, node: int) -> bool:
+        """True with ``probability``: what is decided of one node of the draft, independent of everything else."""
         ...
 
     def tail(self, tokens: NDArray[np.int64], weights: NDArray[Any], depth: int) -> int:
@@ -41,7 +46,8 @@ class SeededRound:
 
     Every round emits a token, so no two rounds start at one position. All but the shared noise is keyed by that start and
     the depth: keyed by the token's own position, a coin or a draft that one round has looked at (block verification looks
-    ahead) would come again in the next and bias it.
+    ahead) would come again in the next and bias it. For the same reason draws are keyed by the branch too, and coins by the
+    node: traversal looks at one node's children before it judges its sibling, whose children must know nothing of them.
     """
 
     seed: int
@@ -50,11 +56,14 @@ class SeededRound:
     def shared(self, law: Law, depth: int) -> int:
         return draw(law, self.seed, self.position + depth, Stream.SHARED)
 
-    def draft(self, law: Law, depth: int) -> int:
-        return draw(law, self.seed, self.position, Stream.DRAFT, depth)
+    def guesses(self, law: Law, depth: int, count: int) -> tuple[int, ...]:
+        return draw_several(law, count, self.seed, self.position + depth, Stream.SHARED)
 
-    def coin(self, probability: Any, depth: int) -> bool:
-        return bool(uniform(self.seed, self.position, Stream.COIN, depth) <= probability)
+    def draft(self, law: Law, depth: int, count: int, branch: int) -> tuple[int, ...]:
+        return draw_several(law, count, self.seed, self.position, Stream.DRAFT, depth + (branch << 32))
+
+    def coin(self, probability: Any, node: int) -> bool:
+        return bool(uniform(self.seed, self.position, Stream.COIN, node) <= probability)
 
     def tail(self, tokens: NDArray[np.int64], weights: NDArray[Any], depth: int) -> int:
         possible = weights > 0
@@ -84,11 +93,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rule:
-    """A lossless rule: how a proposer draws its tokens and how they are judged."""
+    """How a proposer chooses its tokens and how they are judged."""
 
-    choose: Callable[[Law, Randomness, int], int]
-    """(draft law, randomness, depth) → draft token."""
+    choose_children: Callable[[Law, Randomness, int, int, int], tuple[int, ...]]
+    """(draft law, randomness, depth, count, branch) → ``count`` tokens to follow one node, or as many as the law has, the first
+    choice first. ``branch`` tells apart the nodes of one depth that get children: each has a number of its own."""
     judge: Callable[[LawAt, Draft, Randomness], Verdict]
     needs_laws: bool
     """Drafts that were drawn carry the laws that they were drawn from. Without one a token is judged as if it was the only one possible,
     which is exact too but keeps fewer."""
+    trees: bool = True
+    """Whether it judges more than chains."""
+
+    def choose(self, law: Law, randomness: Randomness, depth: int) -> int:
+        """The next token of a chain."""
+        return self.choose_children(law, randomness, depth, 1, 0)[0]

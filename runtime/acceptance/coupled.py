@@ -8,9 +8,9 @@ from ..transforms import LawAt
 from .base import Randomness, Verdict
 
 
-def choose(law: Law, randomness: Randomness, depth: int) -> int:
-    """Draft what the target would emit if it had this law: argmax(log q + g)."""
-    return randomness.shared(law, depth)
+def choose_children(law: Law, randomness: Randomness, depth: int, count: int, branch: int) -> tuple[int, ...]:
+    """Draft what the target would emit if it had this law, argmax(log q + g), and the next best. Whatever the branch: one noise a place."""
+    return randomness.guesses(law, depth, count)
 
 
 def judge(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
@@ -19,7 +19,7 @@ def judge(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
     accepted: list[int] = []
     while True:
         token = randomness.shared(law_at(node), len(accepted))
-        child = next((child for child in draft.children(node) if draft.tokens[child] == token), None)
+        child = draft.child(node, token)
         if child is None:
             return Verdict.of(draft, accepted, token)
         accepted.append(child)

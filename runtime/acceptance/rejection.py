@@ -11,27 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.errors import UnsupportedError
-
 from ..draft import Draft
 from ..law import Law
 from ..transforms import LawAt
 from .base import Randomness, Verdict
 
 
-def choose(law: Law, randomness: Randomness, depth: int) -> int:
-    """A draft token independent of the coins that judge it."""
-    return randomness.draft(law, depth)
+def choose_children(law: Law, randomness: Randomness, depth: int, count: int, branch: int) -> tuple[int, ...]:
+    """Draft tokens without replacement, independent of the coins that judge them."""
+    return randomness.draft(law, depth, count, branch)
 
 
 def judge_tokens(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
     """Token rejection (2211.17192, 2302.01318): keep x with probability min(1, p(x)/q(x)); the first that fails is redrawn
     from norm(max(p − q, 0)).
-
-    Raises:
-        UnsupportedError: the draft is a tree.
     """
-    _require_chain(draft, "token")
     for node, token in enumerate(draft.tokens):
         p, q = law_at(node - 1), draft.law(node)
         if not randomness.coin(reach(1, p, q, token), node):
@@ -44,11 +38,7 @@ def judge_block(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
 
     P₀ = 1, Pᵢ = min(1, Pᵢ₋₁·pᵢ(xᵢ)/qᵢ(xᵢ)); Sᵢ = Σₓ max(Pᵢ·pᵢ₊₁(x) − qᵢ₊₁(x), 0); hᵢ = Sᵢ/(Sᵢ + 1 − Pᵢ) for i < γ, h_γ = P_γ;
     after i < γ tokens the next is drawn from norm(max(Pᵢ·pᵢ₊₁ − qᵢ₊₁, 0)).
-
-    Raises:
-        UnsupportedError: the draft is a tree.
     """
-    _require_chain(draft, "block")
     length, kept, kept_reach = len(draft), 0, 1
     prefix_reach: Any = 1
     for node, token in enumerate(draft.tokens):
@@ -58,7 +48,7 @@ def judge_block(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
         if node + 1 < length:
             rest = residual(law_at(node), draft.law(node + 1), prefix_reach).sum()
             # Without a residual and with P = 1 the next prefix is sure to be kept, and this one's coin says nothing.
-            probability = rest / (rest + 1 - prefix_reach) if rest > 0 else 0
+            probability = rest / (rest + (1 - prefix_reach)) if rest > 0 else 0
         else:
             probability = prefix_reach
         if randomness.coin(probability, node):
@@ -89,8 +79,3 @@ def _recovered(p: Law, q: Law, scale: Any, draft: Draft, kept: int, randomness: 
 def _bonus(law_at: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
     p = law_at(len(draft) - 1)
     return Verdict.of(draft, range(len(draft)), randomness.tail(p.tokens, p.p, len(draft)))
-
-
-def _require_chain(draft: Draft, name: str) -> None:
-    if not draft.is_chain:
-        raise UnsupportedError(f"verification {name!r} judges chains, not a tree of {len(draft)} tokens; use verification 'coupled'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -15,6 +16,8 @@ from specbuild.errors import BundleError, CapacityError, EnvironmentLacksError, 
 
 from ..engine import KvStorage, Step
 
+STEP_INPUTS = ("input_ids", "position_ids", "write_index", "attention_mask", "logit_rows")
+HEAD_INPUTS = ("features", "previous")
 VIEW_STEP = 64
 """The cache view grows by multiples of this many positions: attention reads the whole view, growing it copies the cache."""
 
@@ -107,7 +110,16 @@ class OnnxRuntimeEngine:
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own pybind classes, all straight from Exception
             raise BundleError(f"{path}: onnxruntime {ort.__version__} does not load it ({error}); {REBUILD}") from error
-        self._logits = np.empty(0, np.float32)
+        self._buffers: dict[str, NDArray[np.float32]] = {}
+        """Output → memory for it, as large as any pass needed so far."""
+        taken = {value.name for value in self._session.get_inputs()}
+        self._inputs = tuple(name for name in (*STEP_INPUTS, *HEAD_INPUTS) if name in taken)
+        self._hidden_width = next((value.shape[-1] for value in self._session.get_outputs() if value.name == "hidden"), 0)
+        self._hidden: NDArray[np.float32] | None = None
+
+    @property
+    def hidden(self) -> NDArray[np.float32] | None:
+        return self._hidden
 
     def new_storage(self, rows: int) -> OnnxRuntimeStorage:
         return OnnxRuntimeStorage(self.entry, rows)
@@ -119,12 +131,18 @@ class OnnxRuntimeEngine:
         if int(step.write_index.max()) + length > storage.view:
             raise CapacityError(f"{length} new tokens at {step.write_index.tolist()} pass the cache view of {storage.view}")
         binding = self._binding(storage, first_row, batch)
-        for name in ("input_ids", "position_ids", "write_index", "attention_mask", "logit_rows"):
-            array = np.ascontiguousarray(getattr(step, name))
-            assert array is getattr(step, name), "bound by pointer: a copy would be freed before the pass"
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        logits = self._logits_buffer(batch, step.logit_rows.shape[1])
-        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        for name in self._inputs:
+            _bind_input(binding, name, getattr(step, name))
+        logits = self._bind_output(binding, "logits", batch, step.logit_rows.shape[1], self.entry.vocab_size)
+        if self._hidden_width:
+            self._hidden = self._bind_output(binding, "hidden", batch, length, self._hidden_width)
+        self._session.run_with_iobinding(binding)
+        return logits
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        binding = self._session.io_binding()
+        _bind_input(binding, "features", features)
+        logits = self._bind_output(binding, "logits", *features.shape[:2], self.entry.predictions, self.entry.vocab_size)
         self._session.run_with_iobinding(binding)
         return logits
 
@@ -143,8 +161,17 @@ class OnnxRuntimeEngine:
         storage.bindings[first_row, batch] = binding
         return binding
 
-    def _logits_buffer(self, batch: int, rows: int) -> NDArray[np.float32]:
-        size = batch * rows * self.entry.vocab_size
-        if self._logits.size < size:
-            self._logits = np.empty(size, np.float32)
-        return self._logits[:size].reshape(batch, rows, self.entry.vocab_size)
+    def _bind_output(self, binding: ort.IOBinding, name: str, *shape: int) -> NDArray[np.float32]:
+        """The memory where the next pass writes the output ``name``."""
+        size = prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < size:
+            buffer = self._buffers[name] = np.empty(size, np.float32)
+        array = buffer[:size].reshape(shape)
+        binding.bind_output(name, "cpu", 0, np.float32, shape, array.ctypes.data)
+        return array
+
+
+def _bind_input(binding: ort.IOBinding, name: str, array: NDArray[Any]) -> None:
+    assert array.flags.c_contiguous, "bound by pointer: a copy would be freed before the pass"
+    binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

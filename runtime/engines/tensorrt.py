@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.bundle import EngineEntry
-from specbuild.errors import BundleError, RequestError
+from specbuild.errors import BundleError, RequestError, UnsupportedError
 
 from ..engine import KvStorage, Step
 from .tensorrt_plan import Limits, Plan
@@ -75,6 +75,13 @@ class TensorRTEngine:
             if capture:
                 storage.graphs[key] = self._capture(context), context
             return logits
+
+    @property
+    def hidden(self) -> None:
+        """Plans that give out hidden states are refused when they are loaded."""
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise UnsupportedError(f"the {self.entry.role} plan is not run yet: TensorRT runs decoders; build with backend onnxruntime")
 
     def _new_context(self, limits: Limits, *, captured: bool) -> Any:
         """An execution context under a profile, with the shared scratch memory."""

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from specbuild.bundle import EngineEntry
-from specbuild.errors import BundleError, EnvironmentLacksError
+from specbuild.errors import BundleError, EnvironmentLacksError, UnsupportedError
 
 REBUILD = "`specbuild engine build --force -c RECIPE`"
 
@@ -37,9 +37,15 @@ class Plan:
         """Load ``path`` on the CUDA device ``device``, such as ``cuda:0``.
 
         Raises:
+            UnsupportedError: it gives out hidden states.
             EnvironmentLacksError: no GPU, no library, or another version or GPU than it was compiled for.
             BundleError: the plan is missing or corrupt, or copies its cache instead of updating it in place.
         """
+        if entry.taps:
+            raise UnsupportedError(
+                f"the {entry.role} engine gives out hidden states for draft heads, which the TensorRT runtime does not take yet; "
+                "remove speculation.heads from the recipe and build again"
+            )
         capability = require_gpu(device)
         self.trt = require_library(entry.flavour)
         check_machine(entry, str(self.trt.__version__), capability)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..draft import Draft
 from ..request import Running
@@ -12,36 +15,81 @@ from ..request import Running
 
 @dataclass(frozen=True)
 class Ask:
-    """At most ``draft_len`` tokens wanted after the last token of ``sequence``."""
+    """A draft wanted after the last token of ``sequence``, or after tokens that are themselves only drafted."""
 
     sequence: Running
     draft_len: int
+    """Tokens of its longest path, at most."""
+    after: tuple[int, ...] = ()
+    """Tokens to be taken as if they had been emitted: what a larger draft model has drafted so far. The next round may know better."""
+    budget: int = 0
+    """Tokens of the whole tree, at most; never fewer than ``draft_len``. With just as many the draft is a chain."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", max(self.budget, self.draft_len))
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text that the draft is to continue; not to be changed."""
+        return [*self.sequence.tokens, *self.after] if self.after else self.sequence.tokens
+
+    @property
+    def branches(self) -> bool:
+        """There may be more tokens than the longest path has."""
+        return self.budget > self.draft_len
 
 
-class Proposer(Protocol):
-    """Drafts for sequences between ``admit`` and ``retire``. Whatever it drafts, the output's law is the target's."""
+@dataclass(frozen=True)
+class Seen:
+    """What the target knew at some tokens of a sequence."""
+
+    start: int
+    """Position of the first of them."""
+    hidden: NDArray[np.float32]
+    """[n,W] the target's tapped hidden states at positions start … start + n − 1."""
+
+
+class Proposer(ABC):
+    """Drafts for sequences between ``admit`` and ``retire``. Whatever it drafts, the output's law is the target's.
+
+    To be inherited: a proposer that keeps nothing of its sequences has only to propose.
+    """
 
     @property
     def engine_seconds(self) -> float:
         """Time spent so far in engine passes of its own."""
-        ...
+        return 0.0
 
     def admit(self, sequence: Running) -> None:
         """A sequence joins; its tokens are its prompt's. Another joins when this one's prompt has been read."""
-        ...
 
     def read(self, sequence: Running, length: int) -> None:
         """The target has read the first ``length`` prompt tokens: time to read as far."""
-        ...
 
+    def start(self, sequence: Running) -> None:
+        """The target has read the whole prompt: drafts are asked for from now on."""
+
+    def observe(self, sequence: Running, seen: Seen) -> None:
+        """The target has read tokens that stay; where it gives out hidden states, these are theirs, every position once and in order.
+
+        Positions before the first that is seen were known before the request came, from a text that begins alike.
+        """
+
+    @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A draft for each of ``asks``, in order; an empty one where there is nothing to propose.
 
         A token that comes from a law of the proposer's own is chosen by ``sequence.rule.choose``, and where that rule needs
         them the draft carries the laws. A token once chosen is never left out for looking unlikely: that would bias the text.
         """
-        ...
 
     def retire(self, sequence: Running) -> None:
         """A sequence leaves, even one whose ``admit`` was interrupted or never came."""
-        ...
+
+
+class Retriever(Proposer):
+    """A proposer that copies what followed an earlier occurrence of the text's end."""
+
+    @abstractmethod
+    def match(self, ask: Ask) -> int:
+        """Tokens of the text's end that the draft for ``ask`` goes on from; 0 where it would be empty."""

@@ -25,8 +25,8 @@ class Variant:
     """Prompts that are answered together."""
 
     def params(self, common: SamplingParams) -> SamplingParams:
-        """``common`` with this variant's speculation."""
-        return dataclasses.replace(common, speculation=self.method, draft_len=self.draft_len or None)
+        """``common`` with this variant's speculation, from the text alone: prompts are answered again and again."""
+        return dataclasses.replace(common, speculation=self.method, draft_len=self.draft_len or None, share_history=False)
 
     def __str__(self) -> str:
         return OFF if self.method == OFF else f"{self.method} with draft_len {self.draft_len}"

@@ -35,6 +35,8 @@ class Row:
     """1 − engine time / decode time."""
     identical: bool
     """Every token as plain decoding at the smallest batch gave it."""
+    lossy: str | None
+    """The rule that was allowed to change the output: that it did not is no promise."""
 
 
 def report(runs: Sequence[Run]) -> list[Row]:
@@ -97,12 +99,13 @@ def verdict(rows: Sequence[Row]) -> str:
     sentences = []
     for batch in sorted({row.variant.batch for row in rows}):
         drafting = [row for row in rows if row.task == ALL and row.variant.batch == batch and row.variant.method != OFF]
-        paying = [row for row in drafting if row.speedup_low > 1 and row.identical]
+        paying = [row for row in drafting if row.speedup_low > 1 and (row.identical or row.lossy)]
         best = max(paying, key=lambda row: row.speedup, default=None)
         said = "do not speculate"
         if best is not None:
             low, high = f"{best.speedup_low:.2f}", f"{best.speedup_high:.2f}"
             said = f"{best.variant} pays, {best.speedup:.2f} times the tokens/s of plain decoding ({low} to {high})"
+            said += f", lossy ({best.lossy})" if best.lossy else ""
         sentences.append(f"batch {batch}: {said}")
     return "; ".join(sentences)
 
@@ -125,4 +128,5 @@ def _row(variant: Variant, task: str, runs: Sequence[Run], base: Sequence[Run], 
         identical=all(
             completion.token_ids == reference[case] for run in runs for case, completion in zip(run.cases, run.completions, strict=True)
         ),
+        lossy=next((each.lossy for each in stats if each.lossy), None),
     )

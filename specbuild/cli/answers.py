@@ -92,6 +92,8 @@ def figures(completion: Completion, method: str) -> str:
     if stats.num_draft_tokens:
         parts.append(f"{stats.draft_acceptance_rate:.0%} of {stats.num_draft_tokens} draft tokens accepted")
     parts += [f"{stats.emitted_tokens} tokens ({completion.finish_reason})", f"speculation {method}", f"seed {completion.seed}"]
+    if stats.lossy is not None:
+        parts.append(f"lossy ({stats.lossy})")
     return " · ".join(parts)
 
 

@@ -74,7 +74,8 @@ def command(
     **sampling: Any,
 ) -> None:
     """The methods take turns prompt by prompt. `off`, plain decoding, is always among them: ratios are to it, and every output
-    must be its own (else the exit code is 4). The spread of a ratio is from the 5th to the 95th percentile, prompts drawn anew."""
+    must be its own (else the exit code is 4) unless the recipe is lossy. The spread of a ratio is from the 5th to the 95th percentile,
+    prompts drawn anew."""
     from specbuild.prompts import read_prompts
 
     params = sampling_params(sampling)
@@ -147,12 +148,12 @@ def cells(row: Row) -> list[str]:
         f"{row.mean_acceptance_length:.2f}",
         accepted,
         f"{row.overhead:.1%}",
-        "yes" if row.identical else "NO",
+        "lossy" if row.lossy else "yes" if row.identical else "NO",
     ]
 
 
 def refuse_differences(runs: Sequence[Run]) -> None:
-    """Compare every output with plain decoding.
+    """Compare every output with plain decoding, but for those of a lossy rule, which promise nothing.
 
     Raises:
         VerificationError: some differ; every variant that has any is named.
@@ -163,7 +164,7 @@ def refuse_differences(runs: Sequence[Run]) -> None:
     differing: dict[Variant, set[int]] = {}
     for run in runs:
         for case, completion in zip(run.cases, run.completions, strict=True):
-            if completion.token_ids != reference[case]:
+            if completion.stats.lossy is None and completion.token_ids != reference[case]:
                 differing.setdefault(run.variant, set()).add(case)
     if differing:
         seen = ", ".join(f"{variant} at batch {variant.batch} on {len(cases)}" for variant, cases in differing.items())
@@ -178,14 +179,12 @@ def _plan(bundle: Bundle, methods: Sequence[str] | None, draft_lens: Sequence[in
         RequestError: a batch that the engine does not take.
     """
     from specbuild.bench.measure import variants
-    from specbuild.runtime.proposers import METHODS
+    from specbuild.runtime.proposers import available
 
-    roles = {engine.role for engine in bundle.manifest.engines}
-    possible = [method for method in METHODS if method != "draft_model" or "draft" in roles]
     largest = bundle.engine("target").max_batch_size
     for batch in batches:
         if not 1 <= batch <= largest:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {largest}; raise target.max_batch_size")
     if any(length < 1 for length in draft_lens):
         raise UsageError(f"draft_len is {min(draft_lens)}, but must be at least 1; `off` is always measured")
-    return [variants(methods or possible, draft_lens, batch) for batch in sorted(set(batches))]
+    return [variants(methods or available(bundle), draft_lens, batch) for batch in sorted(set(batches))]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from specbuild.triton import Client
 
 RECIPE, TENSORRT_RECIPE = "smollm2-135m", "smollm2-135m-rtx"
+METHODS = ("ngram", "draft_model")
+"""A proposer that copies and one that thinks: what a first look needs."""
 MAX_TOKENS = 96
 
 ARTICLE = (
@@ -63,7 +65,6 @@ def command() -> None:
 def _answers(bundle: Bundle) -> list[Run]:
     from specbuild.bench.measure import Case, measure, variants
     from specbuild.runtime.generator import Generator
-    from specbuild.runtime.proposers import METHODS
     from specbuild.runtime.sampling import SamplingParams
 
     generator = Generator(bundle, batch=1)

@@ -180,6 +180,14 @@ def _print_plan(plan: BuildPlan, home: Path, as_json: bool) -> None:
         for number, step in enumerate(plan.steps, 1)
     ]
     print_table(["step", "checkpoint", "precision", "parameters", "engine", "KV a token", "KV (batch × capacity)"], rows)
+    for step in plan.steps:
+        if step.moe is not None:
+            moe, tokens = step.moe, step.shape.max_step
+            few, many = (
+                f"{moe.experts_per_token} of {moe.experts} experts a layer",
+                f"about {moe.touched(tokens):.1f} when it verifies {tokens}",
+            )
+            click.echo(f"experts   the {step.role} reads {few} for one token, {many}")
     capabilities = ", ".join(dict.fromkeys(name for step in plan.steps for name in step.shape.compute_capabilities))
     click.echo(f"compiler  {plan.flavour} {plan.version or '(cannot compile here: see `specbuild doctor`)'} {capabilities}".rstrip())
     click.echo(f"memory    {size(plan.engine_bytes)} engines + {size(plan.kv_bytes)} KV = {size(plan.engine_bytes + plan.kv_bytes)}")

@@ -71,6 +71,8 @@ INPUTS = (
     Input("return_cumulative_logprob", FLAG, "Report cumulative_logprob."),
     Input("speculation", TEXT, "off, on (as the bundle's recipe says) or the name of a method.", "speculation"),
     Input("draft_len", INTEGER, "Draft tokens a round, at least 1; without it the server chooses.", "draft_len"),
+    Input("share_history", FLAG, "False: nothing is drafted from other requests' outputs, nor from this one's later.", "share_history"),
+    Input("tenant", TEXT, "Only requests of one tenant draft from each other's outputs.", "tenant"),
     Input("priority", INTEGER, "Lower numbers are admitted first. Default 0."),
     Input("timeout_ms", INTEGER, "The request fails if it is not done after so many milliseconds."),
 )
@@ -126,6 +128,7 @@ OUTPUTS = (
     _figure("emitted_tokens", INTEGER, "Tokens of the output.", lambda reply: reply.done.stats.emitted_tokens),
     _figure("prefill_seconds", NUMBER, "Prefill.", lambda reply: reply.done.stats.prefill_seconds),
     _figure("decode_seconds", NUMBER, "From the end of prefill to the end.", lambda reply: reply.done.stats.decode_seconds),
+    _figure("lossy", TEXT, "The rule that may have changed the output's law; empty: none.", lambda reply: reply.done.stats.lossy or ""),
     _figure("seed", SEED, "Of the noise, given or drawn.", lambda reply: reply.done.seed),
     _figure("arrival_time_ns", LONG, "When it came, on the server's monotonic clock.", lambda reply: reply.arrived),
     _figure("first_token_time_ns", LONG, "When its first token was there.", lambda reply: reply.first),

@@ -104,7 +104,9 @@ class Recorder:
         self._seen: dict[tuple[str, str], float] = {}
 
     def record(self, stats: ServiceStats, latencies: Latencies) -> None:
-        """Bring every metric to where ``stats`` and ``latencies`` are."""
+        """Bring every metric to where ``stats`` and ``latencies`` are; those of a lossy rule say so in a label."""
+        if stats.lossy is not None:
+            self._labels["lossy"] = stats.lossy
         for metric in METRICS:
             for labels, value in metric.samples(stats):
                 self._set(metric.name, metric.kind, metric.doc, labels, value)

@@ -14,6 +14,7 @@ def completion(
     rounds: int = 2,
     rates: tuple[float, ...] = (),
     reached: tuple[int, ...] = (),
+    lossy: str | None = None,
 ) -> Completion:
     """An answer of ``tokens`` that decoded for ``seconds``, ``engine`` of them inside engines, in ``rounds``."""
     stats = RequestStats(
@@ -32,5 +33,6 @@ def completion(
         engine_seconds=engine,
         draft_seconds=0.0,
         tokens_per_second=len(tokens) / seconds,
+        lossy=lossy,
     )
     return Completion("", tokens, "length", None, 0, (), stats)

@@ -46,6 +46,13 @@ def test_prompts_without_a_task_have_the_row_all_alone() -> None:
     assert [(row.variant.method, row.task, row.speedup) for row in rows] == [("off", "all", 1), ("ngram", "all", 2)]
 
 
+def test_what_a_lossy_rule_gains_is_said_to_be_lossy() -> None:
+    runs = [one(OFF, 0, None, completion()), one(NGRAM, 0, None, completion((4, 3, 2, 1), seconds=0.5, lossy="typical"))]
+    rows = report(runs)
+    assert [(row.variant.method, row.identical, row.lossy) for row in rows] == [("off", True, None), ("ngram", False, "typical")]
+    assert verdict(rows).endswith("pays, 2.00 times the tokens/s of plain decoding (2.00 to 2.00), lossy (typical)")
+
+
 def test_one_differing_token_is_seen_where_it_is_and_in_all() -> None:
     rows = report(pairs(tokens=(1, 2, 3, 5)))
     assert [row.identical for row in rows] == [True, True, True, True, False, False]

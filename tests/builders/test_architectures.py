@@ -121,11 +121,13 @@ def test_a_tensor_without_a_role_is_refused(tmp_path: Path) -> None:
 
 
 def test_adding_a_family_is_adding_a_file() -> None:
-    assert sorted(families()) == ["llama", "mimo", "mistral", "qwen2", "qwen3"]
+    assert sorted(families()) == ["llama", "mimo", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
 
 
 def test_an_unknown_family_lists_what_there_is() -> None:
-    with pytest.raises(UnsupportedError, match=r"'qwen' is not .* There are: llama, mimo, mistral, qwen2, qwen3\. Did you mean 'qwen"):
+    with pytest.raises(
+        UnsupportedError, match=r"'qwen' is not .* There are: llama, mimo, mistral, mixtral, qwen2, qwen3, qwen3_moe\. Did you mean 'qwen"
+    ):
         decoder_spec({**SMALL, "model_type": "qwen"})
     with pytest.raises(UnsupportedError, match="family None"):
         decoder_spec(SMALL)

@@ -122,6 +122,20 @@ def test_a_draft_that_is_the_target_shares_its_engine(tmp_path: Path, tiny_check
     assert sorted(path.name for path in (bundle.path / "engines").iterdir()) == ["target"]
 
 
+def test_each_named_draft_has_an_engine(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    probe = FakeProbe()
+    drafts = {"middle": {"precision": "int8"}, "other": {"checkpoint": str(save_tiny(tmp_path / "other", seed=1)), "precision": "float32"}}
+    target = {"precision": "float32", "max_seq_len": 64}
+    asked = recipe(tiny_checkpoint, target=target, speculation={"draft": {}, "drafts": drafts})
+    bundle = build(asked, store=Store(tmp_path / "store"), probe=probe).bundle
+    roles = ["target", "draft", "draft.middle", "draft.other"]
+    assert [engine.role for engine in bundle.manifest.engines] == roles
+    assert [engine.precision for engine in bundle.manifest.engines] == ["float32", "int4", "int8", "float32"]
+    assert sorted(path.name for path in (bundle.path / "engines").iterdir()) == sorted(roles)
+    assert list(bundle.manifest.checkpoints) == roles
+    bundle.verify_files()
+
+
 def test_an_engine_that_cannot_run_here_is_built_and_not_measured(tmp_path: Path, tiny_checkpoint: Path) -> None:
     def absent(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Probe:
         raise EnvironmentLacksError("no GPU")

@@ -15,7 +15,7 @@ from specbuild.builders.build import build
 from specbuild.builders.checkpoint import locate
 from specbuild.builders.heads import layouts
 from specbuild.builders.heads.eagle3 import layer_ids
-from specbuild.builders.preparation import dry_plan
+from specbuild.builders.preparation import dry_plan, prepare
 from specbuild.builders.store import Store
 from specbuild.errors import CheckpointError, PreflightError, SpecbuildError, UnsupportedError
 from specbuild.recipe import HeadRole, Recipe
@@ -57,7 +57,7 @@ def test_another_hidden_size(tmp_path: Path) -> None:
     message = refusal(tmp_path, recipe(tmp_path, "eagle3", eagle3(hidden_size=128, head_dim=32)))
     assert "hidden_size is 64 in target" in message
     assert "and 128 in the eagle3 head" in message
-    assert "set speculation.heads.eagle3.checkpoint to a head trained for this target, or make it with `specbuild train eagle3`" in message
+    assert "set speculation.heads.eagle3.checkpoint to a head trained for this target, or remove speculation.heads.eagle3" in message
 
 
 def test_another_vocabulary(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_more_positions_than_the_head_was_made_for(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_head(role: str, tmp_path: Path) -> None:
     message = refusal(tmp_path, recipe(tmp_path, role, None), CheckpointError)
     assert f"{tmp_path / 'target'}: no {role} head is in it (layouts that are read: " in message
-    assert f"make it with `specbuild train {role}`" in message
+    assert f"set speculation.heads.{role}.checkpoint to a head trained for this target, or remove speculation.heads.{role}" in message
 
 
 @pytest.mark.parametrize("reference", ["configs:none/such", "/no/such/folder"])
@@ -181,5 +181,21 @@ def test_pickled_heads_are_refused_with_the_way_to_convert_them(tmp_path: Path) 
     assert 'save_file(torch.load("medusa_lm_head.pt", weights_only=True), "model.safetensors")' in message
 
 
+def test_an_mtp_module_with_experts_is_refused(tmp_path: Path) -> None:
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    folder = save_head(tmp_path / "experts", *head_support.mtp("deepseek", **experts))
+    message = refusal(tmp_path, recipe(tmp_path, "mtp", str(folder)), UnsupportedError)
+    assert "an MTP module of family 'mixtral' has experts, which heads are not built with" in message
+
+
 def test_what_comes_with_specbuild_has_a_reference() -> None:
     assert locate("configs:smollm2-135m.yaml").is_file()
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    """An int8 engine would hide them."""
+    config, tensors = eagle3()
+    tensors["midlayer.mlp.up_proj.weight"][3, 5] = np.nan
+    prepared = prepare(recipe(tmp_path, "eagle3", (config, tensors)))
+    with pytest.raises(CheckpointError, match=r"tensor midlayer.mlp.up_proj.weight has values that are not finite"):
+        prepared.weights["eagle3"].read("layers.0.up")

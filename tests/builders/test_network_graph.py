@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 from decoder_support import RandomWeights, compile_cpu, open_session, tiny_spec
 
-from specbuild.builders.decoder_spec import RopeSpec
+from specbuild.builders.decoder_spec import MoeSpec, RopeSpec
 from specbuild.builders.network.attention import rope_tables
 from specbuild.builders.network.decoder import decoder
 from specbuild.builders.weights import role_shapes
@@ -25,6 +25,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "untied multi-head": {"tied_head": False, "num_kv_heads": 6},
     "biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "query and key norms": {"qk_norm": True},
+    "experts": {"moe": MoeSpec(4, 2, 64, True, (1,))},
+    "experts with shares below one": {"moe": MoeSpec(4, 3, 64, False, (0, 1))},
 }
 
 
@@ -86,7 +88,7 @@ def test_rotation_tables() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 def test_each_weight_is_read_once_and_only_when_it_is_saved(precision: Precision, tmp_path: Path) -> None:
-    spec = tiny_spec(tied_head=False, qkv_bias=True)
+    spec = tiny_spec(tied_head=False, qkv_bias=True, moe=MoeSpec(4, 2, 64, True, (1,)))
     weights = RandomWeights(spec)
     decoder(spec, weights, capacity=None, positions=8)
     assert weights.read_roles == []

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specbuild.builders.architectures import decoder_spec, family
 from specbuild.builders.checkpoint import open_checkpoint
-from specbuild.builders.decoder_spec import DecoderSpec
+from specbuild.builders.decoder_spec import DecoderSpec, MoeSpec
 from specbuild.builders.weights import CheckpointWeights
 from specbuild.recipe import Precision
 
@@ -21,6 +21,8 @@ SHAPES = {
     "grouped": tiny_spec(),
     "multi_head": tiny_spec(num_kv_heads=6, tied_head=False),
     "multi_query": tiny_spec(num_kv_heads=1, qkv_bias=True, qk_norm=True),
+    "experts": tiny_spec(moe=MoeSpec(8, 2, 64, True, (0, 1))),
+    "experts_in_one_layer": tiny_spec(moe=MoeSpec(12, 5, 32, False, (1,))),
 }
 
 

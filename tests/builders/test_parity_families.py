@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 
 from specbuild.builders.architectures import decoder_spec, family
-from specbuild.builders.checkpoint import Checkpoint, TokenizerFiles
+from specbuild.builders.checkpoint import open_checkpoint
 from specbuild.builders.decoder_spec import DecoderSpec
 from specbuild.builders.weights import CheckpointWeights
 
@@ -39,6 +39,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+QWEN3_MOE = {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 CASES: dict[str, dict[str, Any]] = {
     "llama grouped tied": {"model_type": "llama", "tie_word_embeddings": True},
     "llama multi-head untied": {"model_type": "llama", "num_key_value_heads": 6, "tie_word_embeddings": False},
@@ -52,28 +53,12 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "head_dim": 20, "tie_word_embeddings": False},
     "qwen3 multi-head": {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 6},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 5},
+    "mixtral sliding": {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 9},
+    "qwen3_moe": QWEN3_MOE | {"norm_topk_prob": True, "tie_word_embeddings": True},
+    "qwen3_moe shares below one": QWEN3_MOE | {"norm_topk_prob": False, "attention_bias": True},
+    "qwen3_moe every second layer": QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
-
-
-class StateDict:
-    """The tensors of a transformers model, as a checkpoint's store."""
-
-    files = ()
-
-    def __init__(self, model: Any) -> None:
-        tied = model.config.tie_word_embeddings
-        self.tensors: dict[str, NDArray[np.float32]] = {
-            name: tensor.detach().float().numpy() for name, tensor in model.state_dict().items() if not (tied and name == "lm_head.weight")
-        }
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def read(self, name: str) -> NDArray[np.float32]:
-        return self.tensors[name].copy()
 
 
 def reference_model(case: dict[str, Any]) -> Any:
@@ -111,11 +96,11 @@ def ways(spec: DecoderSpec, session: InferenceSession, tokens: NDArray[np.int64]
 @pytest.mark.parametrize("name", CASES)
 def test_family_is_what_transformers_computes(name: str, tmp_path: Path) -> None:
     model = reference_model(CASES[name])
-    config = model.config.to_dict()
-    spec = decoder_spec(config)
-    checkpoint = Checkpoint("a model in memory", config, StateDict(model), TokenizerFiles(b"", None, {}))
-    weights = CheckpointWeights(checkpoint, spec, family(config["model_type"]))
-    engine = compile_cpu(spec, weights, "float32", tmp_path)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    checkpoint = open_checkpoint(str(tmp_path))
+    spec = decoder_spec(checkpoint.config)
+    engine = compile_cpu(spec, CheckpointWeights(checkpoint, spec, family(spec.family)), "float32", tmp_path)
     tokens = np.random.default_rng(3).integers(0, spec.vocab_size, (1, TOKENS))
     expected = reference_logits(model, tokens)[0]
     assert expected.std() > 0.5, "logits too flat to compare"

@@ -161,6 +161,11 @@ def test_tensorrt_wants_an_explicit_mask() -> None:
     attention.replace_input_with(3, None)
     with pytest.raises(ir.passes.PreconditionError, match="explicit mask"):
         MarkForTensorRT()(model)
+    foreign = tiny_decoder()
+    for node in foreign.graph:
+        node.op_type = "Elsewhere" if node.op_type == "Attention" else node.op_type
+    with pytest.raises(ir.passes.PreconditionError, match="a mask and no Attention node"):
+        MarkForTensorRT()(foreign)
     causal = tiny_decoder()
     next(node for node in causal.graph if node.op_type == "Attention").attributes.add(ir.AttrInt64("is_causal", 1))
     with pytest.raises(ir.passes.PreconditionError, match="explicit mask"):

@@ -57,6 +57,16 @@ def test_vocabularies_that_differ_by_content(tmp_path: Path, tiny_checkpoint: Pa
     assert "set speculation.draft.checkpoint to a model of the target's own family" in message
 
 
+def test_a_named_draft_is_checked_like_the_first(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    draft = save_tiny(tmp_path / "draft", vocab_size=288)
+    message = refusal(tmp_path, pair(tiny_checkpoint, None, f"speculation.drafts.middle.checkpoint={draft}"))
+    assert "set speculation.drafts.middle.checkpoint to the saved folder" in message
+    asked = pair(tiny_checkpoint, None, "speculation.drafts.middle.precision=bfloat16")
+    assert "speculation.drafts.middle.precision: backend 'onnxruntime' does not build 'bfloat16'" in refusal(
+        tmp_path, asked, UnsupportedError
+    )
+
+
 def test_tokenizers_with_other_tokens_at_an_id(tmp_path: Path) -> None:
     target = save_tiny(tmp_path / "target", tokens=("<a>", "<b>"))
     draft = save_tiny(tmp_path / "draft", tokens=("<b>", "<a>"))

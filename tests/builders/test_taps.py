@@ -12,11 +12,11 @@ import torch
 import transformers
 from decoder_support import RandomWeights, open_session, tiny_spec
 from numpy.typing import NDArray
-from test_parity_families import CASES, StateDict, reference_model
+from test_parity_families import CASES, reference_model
 from tiny_checkpoint import save_tiny
 
 from specbuild.builders.architectures import decoder_spec, family
-from specbuild.builders.checkpoint import Checkpoint, TokenizerFiles
+from specbuild.builders.checkpoint import open_checkpoint
 from specbuild.builders.decoder_spec import DecoderSpec, Weights
 from specbuild.builders.network.decoder import decoder
 from specbuild.builders.passes.quantize import QuantizeWeights
@@ -51,6 +51,12 @@ def outputs(file: Path, spec: DecoderSpec, tokens: NDArray[np.int64], rows: list
     return dict(zip([output.name for output in session.get_outputs()], session.run(None, given), strict=True))
 
 
+def opened(folder: Path) -> tuple[DecoderSpec, CheckpointWeights]:
+    checkpoint = open_checkpoint(str(folder))
+    spec = decoder_spec(checkpoint.config)
+    return spec, CheckpointWeights(checkpoint, spec, family(spec.family))
+
+
 def hidden_states(model: Any, tokens: NDArray[np.int64]) -> list[Floats]:
     with torch.no_grad():
         states = model(input_ids=torch.from_numpy(tokens[None]), output_hidden_states=True).hidden_states
@@ -60,27 +66,21 @@ def hidden_states(model: Any, tokens: NDArray[np.int64]) -> list[Floats]:
 @pytest.mark.parametrize("name", CASES)
 def test_taps_are_transformers_hidden_states(name: str, tmp_path: Path) -> None:
     model = reference_model(CASES[name])
-    config = model.config.to_dict()
-    spec = decoder_spec(config)
-    weights = CheckpointWeights(
-        Checkpoint("a model in memory", config, StateDict(model), TokenizerFiles(b"", None, {})), spec, family(config["model_type"])
-    )
-    tapped(spec, weights, tmp_path / "model.onnx", (0, 1, 2))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    spec, weights = opened(tmp_path)
+    tapped(spec, weights, tmp_path / "model.onnx", tuple(range(spec.num_layers + 1)))
     tokens = np.random.default_rng(0).integers(0, spec.vocab_size, TOKENS)
     hidden = outputs(tmp_path / "model.onnx", spec, tokens, [TOKENS - 1])["hidden"]
     expected = hidden_states(model, tokens)
-    assert len(expected) == 3
+    assert len(expected) == spec.num_layers + 1
     assert np.abs(hidden[0] - np.concatenate(expected, axis=-1)).max() <= 1e-4
 
 
 def test_taps_of_a_checkpoint_are_transformers_hidden_states(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "checkpoint", num_hidden_layers=3)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    config = model.config.to_dict()
-    spec = decoder_spec(config)
-    weights = CheckpointWeights(
-        Checkpoint("the same in memory", config, StateDict(model), TokenizerFiles(b"", None, {})), spec, family(config["model_type"])
-    )
+    spec, weights = opened(folder)
     tokens = np.random.default_rng(0).integers(0, spec.vocab_size, TOKENS)
     tapped(spec, weights, tmp_path / "model.onnx", (1, 3))
     hidden = outputs(tmp_path / "model.onnx", spec, tokens, [0])["hidden"]

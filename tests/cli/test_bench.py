@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from specbuild.bundle import Bundle
 from specbuild.cli.main import run
+from specbuild.runtime.proposers import available
 
 Command = Callable[..., tuple[int, str, str]]
 ROW = [
@@ -23,6 +25,7 @@ ROW = [
     "mean_acceptance_length",
     "overhead",
     "identical",
+    "lossy",
 ]
 
 
@@ -53,7 +56,7 @@ def test_json_has_the_documented_shape(command: Command, tiny_bundle: Path) -> N
     assert report["bundle"] == str(tiny_bundle)
     assert report["machine"].keys() >= {"system", "processor", "cores", "threads", "python", "specbuild", "onnxruntime"}
     assert all(list(row) == ROW for row in report["rows"])
-    measured = [("off", 0), ("ngram", 2), ("ngram", 4), ("draft_model", 2), ("draft_model", 4)]
+    measured = [("off", 0), *((method, length) for method in available(Bundle.open(tiny_bundle)) for length in (2, 4))]
     expected = [(*variant, batch, task) for batch in (1, 2) for variant in measured for task in ("x", "y", "all")]
     assert [(row["method"], row["draft_len"], row["batch"], row["task"]) for row in report["rows"]] == expected
     for row in report["rows"]:
@@ -100,6 +103,22 @@ def test_differing_output_is_printed_and_ends_with_4(command: Command) -> None:
     assert last.startswith(
         "error: output differs from plain decoding on some of the 6 prompts: draft_model with draft_len 4 at batch 1 on "
     )
+
+
+def test_a_lossy_recipe_claims_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path, tiny_recipe: Path, prompts: Path
+) -> None:
+    """The same engines, and ``lossy`` where ``yes`` would stand; outputs that differ are no error then."""
+    monkeypatch.setenv("SPECBUILD_HOME", str(tiny_bundle.parent))
+    asked = ["bench", "-c", str(tiny_recipe), "--set", "speculation.lossy=typical", "--prompts", str(prompts), "--methods", "draft_model"]
+    assert run([*asked, "--max-tokens", "12", "--temperature", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "note: lossy: 'typical' acceptance (speculation.lossy) keeps drafts that change the law of the output" in err
+    cells = [line.split() for line in out.splitlines() if line.strip().startswith(("off", "draft_model"))]
+    assert [(row[0], row[-1]) for row in cells] == [("off", "yes")] * 3 + [("draft_model", "lossy")] * 3
+    assert run([*asked, "--max-tokens", "12", "--temperature", "1", "--verification", "coupled"]) == 0
+    out, err = capsys.readouterr()
+    assert "lossy" not in out + err, "a lossless rule that is asked for is kept"
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,25 @@ def test_a_mapping_is_merged_and_anything_else_replaces() -> None:
     assert again.recipe.speculation.draft.checkpoint is None
 
 
+def test_sections_with_names_are_merged_shown_and_checked_like_others() -> None:
+    document = DOCUMENT | {"speculation": {"drafts": {"middle": {"precision": "int8", "checkpoint": "other"}}}}
+    resolved = resolve({"SPECBUILD_SPECULATION__DRAFTS__MIDDLE__PRECISION": "int4"}, "speculation.drafts.big={}", document=document)
+    rows = {key: (value, origin) for key, value, origin in resolved.rows()}
+    assert rows["speculation.drafts.middle.precision"] == ("int4", "SPECBUILD_SPECULATION__DRAFTS__MIDDLE__PRECISION")
+    assert rows["speculation.drafts.middle.checkpoint"] == ("other", "tiny.yaml")
+    assert rows["speculation.drafts.big.checkpoint"] == (None, "--set speculation.drafts.big")
+    assert list(resolved.recipe.speculation.models) == ["draft.middle", "draft.big"]
+
+
 @pytest.mark.parametrize(
     ("environ", "settings", "sentence"),
     [
+        (
+            {},
+            ["speculation.drafts.a.presicion=int4"],
+            "--set speculation.drafts.a.presicion: speculation.drafts.a: unknown key 'presicion'.",
+        ),
+        ({}, ["speculation.drafts.a=3"], "--set speculation.drafts.a: speculation.drafts.a"),
         ({}, ["target.presicion=int4"], "--set target.presicion: target: unknown key 'presicion'. Did you mean 'precision'?"),
         ({"SPECBUILD_TRAGET__PRECISION": "int4"}, [], "SPECBUILD_TRAGET__PRECISION: unknown key 'traget'. Did you mean 'target'?"),
         ({"SPECBUILD_TARGET__MAX_SEQ_LEN": "many"}, [], "SPECBUILD_TARGET__MAX_SEQ_LEN: target.max_seq_len: Input should be a valid"),

@@ -62,7 +62,7 @@ def test_differing_output_ends_with_4(tiny: Path, capsys: pytest.CaptureFixture[
     def gullible(laws: LawAt, draft: Draft, randomness: Randomness) -> Verdict:
         return Verdict.of(draft, range(len(draft)), coupled.judge(laws, Draft.EMPTY, randomness).tail)
 
-    monkeypatch.setattr("specbuild.runtime.request.RULES", {"coupled": Rule(coupled.choose, gullible, needs_laws=False)})
+    monkeypatch.setattr("specbuild.runtime.request.RULES", {"coupled": Rule(coupled.choose_children, gullible, needs_laws=False)})
     assert run(["demo"]) == 4
     out, err = capsys.readouterr()
     assert re.search(r"^ ngram .* all .* NO *$", out, re.MULTILINE)

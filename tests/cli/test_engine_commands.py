@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_checkpoint import save_tiny
+from tiny_checkpoint import CONFIG, save_tiny
 
 from specbuild.bundle import Bundle
 from specbuild.cli.main import run
@@ -84,6 +84,15 @@ def test_a_dry_run_needs_no_weights(command: Command, name: str) -> None:
     assert (code, err) == (0, "")
     assert "bfloat16" in out
     assert "sm90" in out
+
+
+def test_a_dry_run_says_what_verifying_costs_a_mixture_of_experts(command: Command, tmp_path: Path) -> None:
+    experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    file = tmp_path / "moe.json"
+    file.write_text(json.dumps({"name": "moe", "checkpoint": "none", "target": {"max_seq_len": 64, "config": CONFIG | experts}}))
+    code, out, _ = command("engine", "build", "-c", str(file), "--dry-run")
+    assert code == 0
+    assert "experts   the target reads 2 of 8 experts a layer for one token, about 7.2 when it verifies 8" in out
 
 
 @pytest.mark.parametrize("arguments", [("engine",), ("engine", "list")])

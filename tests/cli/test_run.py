@@ -26,6 +26,7 @@ STATS = [
     "engine_seconds",
     "draft_seconds",
     "tokens_per_second",
+    "lossy",
 ]
 Command = Callable[..., tuple[int, str, str]]
 

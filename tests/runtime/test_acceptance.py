@@ -4,116 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+from decoding import Decoding, Markov, accept, g_test, law_of_text
 from numpy.typing import NDArray
-from scipy import stats
 
 from specbuild.errors import UnsupportedError
-from specbuild.recipe import Verification
-from specbuild.runtime.acceptance import RULES, SeededRound, Verdict
+from specbuild.recipe import Lossy, Verification
+from specbuild.runtime.acceptance import LOSSY, RULES, SeededRound
 from specbuild.runtime.context import Context
 from specbuild.runtime.draft import Draft
-from specbuild.runtime.law import Law, draw
+from specbuild.runtime.law import Law, draw_several
 from specbuild.runtime.noise import Stream, uniform
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.transforms import Transforms
-
-Rows = NDArray[np.float32]
-
-
-@dataclass
-class Markov:
-    """A model whose logits depend on the last token."""
-
-    table: Rows
-    """[V, V]"""
-
-    @classmethod
-    def random(cls, seed: int, size: int = 5, spread: float = 1.2) -> Markov:
-        return cls((np.random.default_rng(seed).standard_normal((size, size)) * spread).astype(np.float32))
-
-    def rows(self, draft: Draft, context: Context) -> Rows:
-        return self.table[[context.tokens[-1], *draft.tokens]]
-
-
-def accept(rows: Rows, draft: Draft, transforms: Transforms, context: Context, seed: int, rule: str = "coupled") -> Verdict:
-    """One round's verdict, all from its logits."""
-    return RULES[rule].judge(transforms.laws(rows, draft, context), draft, SeededRound(seed, context.position))
-
-
-@dataclass
-class Decoding:
-    """A loop of rounds over a Markov target and draft."""
-
-    target: Markov
-    proposer: Markov
-    transforms: Transforms
-    rule: str
-    draft_len: int
-    decided: Counter[int] = field(default_factory=Counter)
-    """Accepted tokens of a round → rounds."""
-    round_type: type[SeededRound] = SeededRound
-
-    def draft(self, context: Context, seed: int) -> Draft:
-        rule, randomness = RULES[self.rule], self.round_type(seed, context.position)
-        tokens: list[int] = []
-        laws: list[Law] = []
-        for depth in range(self.draft_len):
-            with context.after(tokens):
-                laws.append(self.transforms.law(self.proposer.table[context.tokens[-1]], context))
-            tokens.append(rule.choose(laws[-1], randomness, depth))
-        return Draft.chain(tokens, laws if rule.needs_laws else None)
-
-    def text(self, seed: int, length: int) -> tuple[int, ...]:
-        context = Context([0])
-        while context.output_length < length:
-            draft = self.draft(context, seed)
-            laws = self.transforms.laws(self.target.rows(draft, context), draft, context)
-            verdict = RULES[self.rule].judge(laws, draft, self.round_type(seed, context.position))
-            self.decided[len(verdict.accepted)] += 1
-            for token in verdict.tokens:
-                context.push(token)
-        return tuple(context.tokens[1 : length + 1])
-
-
-def law_of_text(target: Markov, transforms: Transforms, length: int) -> dict[tuple[int, ...], float]:
-    """The exact law of the target's first ``length`` tokens."""
-    law: dict[tuple[int, ...], float] = {}
-    context = Context([0])
-
-    def extend(text: tuple[int, ...], probability: float) -> None:
-        if len(text) == length:
-            law[text] = probability
-            return
-        with context.after(text):
-            step = transforms.law(target.table[context.tokens[-1]], context)
-        for token, p in zip(step.tokens.tolist(), step.p.tolist(), strict=True):
-            extend((*text, token), probability * p)
-
-    extend((), 1.0)
-    return law
-
-
-def g_test(texts: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """p-value of the likelihood-ratio test; texts expected fewer than 5 times share a cell."""
-    seen = Counter(texts)
-    assert seen.keys() <= law.keys(), "a text that the target never writes"
-    common = [text for text in law if law[text] * len(texts) >= 5]
-    observed = [seen[text] for text in common]
-    expected = [law[text] * len(texts) for text in common]
-    rest = len(texts) - sum(expected)
-    if rest > 1:
-        observed.append(len(texts) - sum(observed))
-        expected.append(rest)
-    scale = sum(observed) / sum(expected)
-    return float(stats.power_divergence(observed, [value * scale for value in expected], lambda_="log-likelihood").pvalue)
-
 
 PLAIN: dict[str, Any] = {"temperature": 1.0}
 SHAPED: dict[str, Any] = {"temperature": 0.8, "top_k": 4, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4}
@@ -134,19 +41,19 @@ def test_seeded_rounds_follow_the_targets_law(rule: str, options: dict[str, Any]
 class KeyedByOwnPlace(SeededRound):
     """The planted error: drafts and coins keyed by their token's own position, so that the next round meets what this one has looked at."""
 
-    def draft(self, law: Law, depth: int) -> int:
-        return draw(law, self.seed, self.position + depth, Stream.DRAFT)
+    def draft(self, law: Law, depth: int, count: int, branch: int) -> tuple[int, ...]:
+        return draw_several(law, count, self.seed, self.position + depth, Stream.DRAFT)
 
-    def coin(self, probability: Any, depth: int) -> bool:
-        return bool(uniform(self.seed, self.position + depth, Stream.COIN) <= probability)
+    def coin(self, probability: Any, node: int) -> bool:
+        return bool(uniform(self.seed, self.position + node, Stream.COIN) <= probability)
 
 
 class CoinsOfTheDraft(SeededRound):
     """The planted error: draft tokens and coins share their randomness."""
 
-    def draft(self, law: Law, depth: int) -> int:
+    def draft(self, law: Law, depth: int, count: int, branch: int) -> tuple[int, ...]:
         u = uniform(self.seed, self.position, Stream.COIN, depth)
-        return int(law.tokens[np.cumsum(law.p)[:-1].searchsorted(u)])
+        return (int(law.tokens[np.cumsum(law.p)[:-1].searchsorted(u)]),)
 
 
 @pytest.mark.slow
@@ -178,7 +85,7 @@ def test_coupled_text_depends_on_nothing_but_the_seed(options: dict[str, Any]) -
 
 def test_a_perfect_proposer_is_accepted_whole() -> None:
     target = Markov.random(3)
-    for rule in RULES:
+    for rule in RULES.keys() - {"target_only"}:  # it drafts the likeliest, and draws
         decoding = Decoding(target, target, Transforms(SamplingParams(**SHAPED), 5), rule, draft_len=4)
         for seed in range(50):
             decoding.text(seed, 10)
@@ -188,11 +95,15 @@ def test_a_perfect_proposer_is_accepted_whole() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_at_temperature_zero_every_rule_is_greedy(rule: str) -> None:
     target = Markov.random(4)
-    decoding = Decoding(target, Markov.random(2), Transforms(SamplingParams(temperature=0), 5), rule, draft_len=3)
     expected = [int(target.table[0].argmax())]
     for _ in range(9):
         expected.append(int(target.table[expected[-1]].argmax()))
-    assert {decoding.text(seed, 10) for seed in range(5)} == {tuple(expected)}
+    rounds = {}
+    for width in (1, 3) if RULES[rule].trees else (1,):
+        decoding = Decoding(target, Markov.random(2), Transforms(SamplingParams(temperature=0), 5), rule, draft_len=3, width=width)
+        assert {decoding.text(seed, 10) for seed in range(5)} == {tuple(expected)}
+        rounds[width] = decoding.decided.total()
+    assert 3 not in rounds or rounds[3] < rounds[1], "a tree is wide at temperature 0 too"
 
 
 def test_a_tree_is_walked_and_only_reached_rows_are_read() -> None:
@@ -225,12 +136,17 @@ def test_acceptance_leaves_the_context_alone() -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_trees_are_refused_by_the_rules_for_chains(rule: str) -> None:
     tree = Draft(tokens=(0, 1), parents=(-1, -1))
-    with pytest.raises(UnsupportedError, match=f"verification '{rule}' judges chains, not a tree of 2 tokens; use verification 'coupled'"):
+    sentence = (
+        f"verification '{rule}' judges chains, not a tree of 2 tokens; trees are judged by coupled, traversal, recursive, target_only"
+    )
+    with pytest.raises(UnsupportedError, match=sentence):
         accept(np.zeros((3, 4), dtype=np.float32), tree, Transforms(SamplingParams(), 4), Context([0]), 0, rule)
 
 
 def test_recipes_offer_exactly_the_rules_there_are() -> None:
     assert set(RULES) == set(get_args(Verification))
+    assert set(LOSSY) == set(get_args(Lossy))
+    assert not set(RULES) & set(LOSSY)
 
 
 @cache
@@ -255,3 +171,11 @@ def test_coupled_acceptance_has_its_closed_form(seed: int, concentration: float)
     assert abs(seen - closed) < 0.01
     distance = np.abs(p - q).sum() / 2
     assert (1 - distance) / (1 + distance) <= closed <= 1 - distance
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_residual_beyond_float64_divides_by_nothing(rule: str) -> None:
+    """1e-17 more than the draft's law is there, and 1e-17 + 1 − 1 is not."""
+    p = Law(np.array([0, 1]), np.array([0.0, np.log(1e-17)]))
+    verdict = RULES[rule].judge(lambda node: p, Draft.chain([0, 0], [Law.point(0)] * 2), SeededRound(0, 0))
+    assert verdict.tokens == (0, 0, 0)

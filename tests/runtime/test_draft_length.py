@@ -113,11 +113,16 @@ def test_the_pace_of_reading_follows_the_rounds() -> None:
     pace.reading_took(100, 0.050)
     assert pace.tokens(1, 2) == 40
     for _ in range(100):
-        pace.round_took(1, 0.100)
-    assert pace.tokens(1, 2) == pytest.approx(400, abs=1)
+        pace.round_took(1, 0.030)
+    assert pace.tokens(1, 2) == pytest.approx(120, abs=1)
     pace.round_took(8, 0.200)
-    assert pace.tokens(1, 2) == pytest.approx(400, abs=1), "one guest: the usual gap is theirs that run"
+    assert pace.tokens(1, 2) == pytest.approx(120, abs=1), "one guest: the usual gap is theirs that run"
     assert pace.tokens(1, 9) == LARGEST, "more are to come: their round is soon the usual one"
+    for _ in range(100):
+        pace.round_took(4, 0.005)
+    assert pace.tokens(4, 5) == 20
+    assert pace.tokens(4, 6) == 80, "two that wait are read four times as fast as one"
+    assert pace.tokens(4, 7) == LARGEST
     assert Pace(None).tokens(1, 2) > 10**9
 
 

@@ -11,7 +11,7 @@ import torch
 from tensorrt_names import missing_names, used_names
 from tensorrt_play import PREFILL, VERIFY, entry
 
-from specbuild.errors import BundleError, EnvironmentLacksError, RequestError
+from specbuild.errors import BundleError, EnvironmentLacksError, RequestError, UnsupportedError
 from specbuild.runtime.engines import load, tensorrt, tensorrt_plan
 from specbuild.runtime.engines.tensorrt import TensorRTEngine, pick
 from specbuild.runtime.engines.tensorrt_plan import check_machine, require_gpu, require_library
@@ -25,6 +25,11 @@ def test_without_a_gpu_one_sentence_and_exit_code_3(tmp_path: Path, monkeypatch:
         load(tmp_path, entry(), threads=2)
     assert caught.value.exit_code == 3
     assert "\n" not in str(caught.value)
+
+
+def test_hidden_states_are_not_taken_yet(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"does not take yet; remove speculation\.heads"):
+        load(tmp_path, entry().model_copy(update={"taps": (1, 2)}))
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,24 @@ def test_an_unknown_rule_is_refused(toys: Toys) -> None:
         toys.generator(verification="blok")
 
 
+def test_a_lossy_rule_comes_from_the_recipe_alone_and_labels_what_it_gave(toys: Toys) -> None:
+    with pytest.raises(RequestError, match="verification 'typical' is unknown"):
+        toys.generator(verification="typical")
+    with pytest.raises(RequestError, match="speculation method 'typical' is unknown"):
+        toys.generator().generate([[1, 2]], SamplingParams(speculation="typical", max_tokens=4))
+    hot = [SamplingParams(temperature=1.5, seed=5, max_tokens=24, ignore_eos=True, speculation=method) for method in ("draft_model", "off")]
+    lossless = toys.generator().generate([[1, 2]] * 2, hot)
+    generator = toys.generator(lossy="typical")
+    drafted, plain = generator.generate([[1, 2]] * 2, hot)
+    assert (drafted.stats.lossy, plain.stats.lossy) == ("typical", None), "nothing is lost without drafts"
+    assert (generator.lossy, generator.notes[0].split(":")[0]) == ("typical", "lossy")
+    assert drafted.token_ids != lossless[0].token_ids
+    again = toys.generator(lossy="typical", verification="coupled")
+    assert again.lossy is None
+    assert not any("lossy" in note for note in again.notes)
+    assert [one.token_ids for one in again.generate([[1, 2]] * 2, hot)] == [one.token_ids for one in lossless]
+
+
 def test_token_ids_may_come_as_an_array(toys: Toys) -> None:
     params = SamplingParams(**LONG)
     one, other = toys.generator().generate([[1, 2, 3], np.array([1, 2, 3])], params)  # type: ignore[list-item]
@@ -160,7 +178,7 @@ def test_rows_are_taken_in_the_order_of_asking(toys: Toys) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(after=st.integers(0, 30), method=st.sampled_from(["off", "ngram", "draft_model"]))
+@given(after=st.integers(0, 30), method=st.sampled_from(["off", "ngram", "suffix", "draft_model", "cascade", "hybrid"]))
 def test_leaving_a_stream_frees_all_that_it_held(toys: Toys, after: int, method: str) -> None:
     """At any delta: some run, some wait, some have ended."""
     generator = toys.generator(batch=2)

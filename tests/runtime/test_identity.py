@@ -114,7 +114,12 @@ def test_rows_of_very_different_lengths_grow_shrink_and_move(tmp_path: Path, pre
         "name": "tiny",
         "checkpoint": str(save_tiny(tmp_path / "checkpoint", max_position_embeddings=1024)),
         "target": {"precision": precision, "max_batch_size": 3, "max_seq_len": 700},
-        "speculation": {"draft": {"precision": "int4"}},
+        "speculation": {
+            "draft": {"precision": "int4"},
+            "drafts": {"middle": {"precision": "int8"}},
+            "cascade": ["ngram", "draft", "middle"],
+            "hybrid_retrieval": "suffix",
+        },
     }
     bundle = build(Recipe.model_validate(document), store=Store(tmp_path / "store")).bundle
     random = np.random.default_rng(0)
@@ -130,7 +135,7 @@ def test_rows_of_very_different_lengths_grow_shrink_and_move(tmp_path: Path, pre
     with SCRIPT["traced"]():
         alone = Generator(bundle, batch=1, threads=1)
         plain = alone.generate(prompts, [SamplingParams(**{**vars(each), "speculation": "off"}) for each in params])
-        for batch, method in itertools.product((2, 3), ("ngram", "draft_model")):
+        for batch, method in itertools.product((2, 3), ("ngram", "suffix", "draft_model", "cascade", "hybrid")):
             opened = Generator(bundle, batch=batch, threads=1)
             seen = opened.generate(prompts, [SamplingParams(**{**vars(each), "speculation": method, "draft_len": 7}) for each in params])
             assert [SCRIPT["Answer"].of(one) for one in seen] == [SCRIPT["Answer"].of(one) for one in plain]

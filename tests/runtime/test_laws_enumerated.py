@@ -1,148 +1,24 @@
-"""Every rule's output law, by exact enumeration of all that a round can choose.
-
-The rules run as they are; only where their choices come from is replaced: ``Branching`` takes each in turn and multiplies its probability.
-"""
+"""Every rule's output law on chains, by exact enumeration of all that a round can choose."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from enumeration import VOCABULARY, Model, enumerate_all, error, expected_tokens, law_of_round, laws_along, random_model
 from numpy.typing import NDArray
 
-from specbuild.runtime.acceptance import RULES, Randomness, Rule, Verdict, rejection
+from specbuild.runtime.acceptance import RULES, Randomness, Rule, rejection
 from specbuild.runtime.context import Context
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.law import Law
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.transforms import Transforms
-
-VOCABULARY = 3
-Model = Callable[[tuple[int, ...]], Law]
-"""History → law of the next token."""
-
-
-class ExactLaw(Law):
-    """A law whose probabilities are fractions."""
-
-    def __init__(self, weights: Sequence[int]) -> None:
-        tokens = np.flatnonzero(np.array(weights) > 0)
-        super().__init__(tokens, np.log(np.array(weights, dtype=np.float64)[tokens]))
-        self.__dict__["p"] = np.array([Fraction(weight, sum(weights)) for weight in weights if weight > 0], dtype=object)
-
-
-@dataclass
-class Branching(Randomness):
-    """Follows ``script`` as far as it goes, then takes the first branch each time."""
-
-    script: Sequence[int] = ()
-    taken: list[tuple[int, int]] = field(default_factory=list)
-    """(branch taken, branches there were) at each choice."""
-    probability: Any = 1
-
-    def _branch(self, values: Sequence[Any], weights: Sequence[Any]) -> Any:
-        possible = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]
-        index = self.script[len(self.taken)] if len(self.taken) < len(self.script) else 0
-        self.taken.append((index, len(possible)))
-        value, weight = possible[index]
-        self.probability *= weight / sum((weight for _, weight in possible), Fraction(0))
-        return value
-
-    def shared(self, law: Law, depth: int) -> int:
-        return self.draft(law, depth)
-
-    def draft(self, law: Law, depth: int) -> int:
-        return int(self._branch(law.tokens.tolist(), law.p.tolist()))
-
-    def coin(self, probability: Any, depth: int) -> bool:
-        return bool(self._branch([True, False], [probability, 1 - probability]))
-
-    def tail(self, tokens: NDArray[np.int64], weights: NDArray[Any], depth: int) -> int:
-        return int(self._branch(tokens.tolist(), weights.tolist()))
-
-
-def enumerate_all(run: Callable[[Branching], tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
-    """Outcome → probability over every way that ``run`` can choose."""
-    outcomes: dict[tuple[int, ...], Any] = defaultdict(int)
-    script: list[int] | None = []
-    while script is not None:
-        branching = Branching(script)
-        outcomes[run(branching)] += branching.probability
-        last = max((place for place, (index, count) in enumerate(branching.taken) if index + 1 < count), default=None)
-        if last is None:
-            script = None
-        else:
-            script = [index for index, _ in branching.taken[: last + 1]]
-            script[last] += 1
-    return outcomes
-
-
-def one_round(rule: Rule, target: Model, proposer: Model, length: int, randomness: Randomness) -> Verdict:
-    """Draft ``length`` tokens by the rule's own way of choosing, and judge them."""
-    tokens: tuple[int, ...] = ()
-    laws: list[Law] = []
-    for depth in range(length):
-        laws.append(proposer(tokens))
-        tokens += (rule.choose(laws[-1], randomness, depth),)
-    draft = Draft.chain(tokens, laws if rule.needs_laws else None)
-    return rule.judge(laws_along(target, draft), draft, randomness)
-
-
-def laws_along(target: Model, draft: Draft) -> Callable[[int], Law]:
-    """The target's law after each node of a draft."""
-    return lambda node: target(tuple(draft.tokens[step] for step in draft.path(node)))
-
-
-def law_of_round(rule: Rule, target: Model, proposer: Model, length: int) -> dict[tuple[int, ...], Any]:
-    """Law of what a round emits, from one token to ``length + 1``."""
-    return enumerate_all(lambda randomness: one_round(rule, target, proposer, length, randomness).tokens)
-
-
-def error(emitted: dict[tuple[int, ...], Any], target: Model, length: int) -> Any:
-    """Largest difference between the target's law of ``length`` tokens and the round's, continued by the target where it ends earlier."""
-    completed: dict[tuple[int, ...], Any] = defaultdict(int)
-    for tokens, probability in emitted.items():
-        for text, continuation in plain(target, length, tokens).items():
-            completed[text] += probability * continuation
-    expected = plain(target, length)
-    return max(abs(completed[text] - expected[text]) for text in expected.keys() | completed.keys())
-
-
-def plain(target: Model, length: int, start: tuple[int, ...] = ()) -> dict[tuple[int, ...], Any]:
-    """Law of the target's texts of ``length`` tokens that begin with ``start``."""
-    texts: dict[tuple[int, ...], Any] = defaultdict(int, {start: 1})
-    for _ in range(length - len(start)):
-        longer: dict[tuple[int, ...], Any] = defaultdict(int)
-        for text, probability in texts.items():
-            law = target(text)
-            for token, p in zip(law.tokens.tolist(), law.p.tolist(), strict=True):
-                longer[(*text, token)] += probability * p
-        texts = longer
-    return texts
-
-
-def random_model(seed: int, *, zeros: bool = False) -> Model:
-    """A law of its own for each history, with weights 1…9 (0…4 with ``zeros``)."""
-
-    @cache
-    def model(history: tuple[int, ...]) -> Law:
-        generator = random.Random(f"{seed} {history}")
-        weights = [generator.randint(0, 4) if zeros else generator.randint(1, 9) for _ in range(VOCABULARY)]
-        return ExactLaw(weights if any(weights) else [1] * VOCABULARY)
-
-    return model
-
-
-def expected_tokens(emitted: dict[tuple[int, ...], Any]) -> Any:
-    return sum(probability * len(tokens) for tokens, probability in emitted.items())
 
 
 @pytest.mark.parametrize("zeros", [False, True], ids=["full", "zeros"])
@@ -167,19 +43,6 @@ def test_deterministic_drafts_are_exact_too(name: str) -> None:
             return RULES[name].judge(laws_along(target, draft), draft, randomness).tokens
 
         assert error(enumerate_all(run), target, 4) < 1e-14
-
-
-def test_coupled_is_exact_on_trees() -> None:
-    for seed in range(10):
-        generator = random.Random(seed)
-        parents = tuple(generator.randint(-1, node - 1) for node in range(6))
-        draft = Draft(tuple(generator.randrange(VOCABULARY) for _ in parents), parents)
-        target = random_model(seed)
-
-        def run(randomness: Randomness, draft: Draft = draft, target: Model = target) -> tuple[int, ...]:
-            return RULES["coupled"].judge(laws_along(target, draft), draft, randomness).tokens
-
-        assert error(enumerate_all(run), target, draft.depth + 1) == 0
 
 
 def test_block_never_keeps_fewer_tokens_than_token() -> None:
@@ -258,11 +121,11 @@ def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, fun
     assert max(errors) > Fraction(1, 100)
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.needs_laws])
 def test_laws_left_out_cost_tokens_and_not_the_law(name: str) -> None:
     """A drawn token judged as if nothing was drawn (q = 1) is kept less often: what ``needs_laws`` is for."""
     rule = RULES[name]
-    silent = Rule(rule.choose, rule.judge, needs_laws=False)
+    silent = Rule(rule.choose_children, rule.judge, needs_laws=False)
     for seed in range(5):
         target, proposer = random_model(2 * seed), random_model(2 * seed + 1)
         emitted = law_of_round(silent, target, proposer, 2)

@@ -15,9 +15,9 @@ from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.generator import Completion, Generator
 from specbuild.runtime.law import Law
-from specbuild.runtime.proposers.base import Ask
+from specbuild.runtime.proposers.base import Ask, Proposer
+from specbuild.runtime.proposers.draft_model import DraftModelProposer
 from specbuild.runtime.proposers.replay import ReplayProposer
-from specbuild.runtime.request import Running
 from specbuild.runtime.sampling import SamplingParams
 
 __all__ = ["toys"]
@@ -33,19 +33,11 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-class TreeProposer:
+class TreeProposer(Proposer):
     """Random trees, seeded by what they follow; among the children the target's own token, often."""
-
-    engine_seconds = 0.0
 
     def __init__(self, toys: Toys) -> None:
         self.toys = toys
-
-    def admit(self, sequence: Running) -> None: ...
-
-    def read(self, sequence: Running, length: int) -> None: ...
-
-    def retire(self, sequence: Running) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self.tree(ask) for ask in asks]
@@ -81,9 +73,19 @@ def checked_generate(generator: Generator, prompts: Sequence[list[int]], params:
 
 
 def caches(generator: Generator) -> list[Any]:
-    draft = generator._proposers.made().get("draft_model")
-    models = [generator.loop.verifier._target] + ([draft._model] if draft is not None else [])
-    return [cache for model in models for cache in (model.cache, model.reading)]
+    models = [part._model for part in parts(generator) if isinstance(part, DraftModelProposer)]
+    return [cache for model in (generator.loop.verifier._target, *models) for cache in (model.cache, model.reading)]
+
+
+def parts(generator: Generator) -> list[Any]:
+    """Every proposer that was made, and those inside others."""
+    found: list[Any] = []
+    pending: list[Any] = list(generator._proposers.made().values())
+    while pending:
+        found.append(pending.pop())
+        inside = (getattr(found[-1], name, None) for name in ("_inner", "_retrieval", "_model"))
+        pending += [part for part in inside if part is not None and hasattr(part, "propose") and part not in found]
+    return found
 
 
 def assert_idle(generator: Generator) -> None:
@@ -92,9 +94,8 @@ def assert_idle(generator: Generator) -> None:
     assert [cache.live for cache in caches(generator)] == [0] * len(caches(generator))
     assert not generator.loop._began
     assert not generator._inboxes
-    for proposer in generator._proposers.made().values():
-        assert not getattr(proposer, "_rows", None)
-        assert not getattr(proposer, "_indexes", None)
+    for part in parts(generator):
+        assert not any(getattr(part, held, None) for held in ("_rows", "_indexes", "_own"))
 
 
 def assert_plain(completion: Completion, plain: Plain) -> None:
@@ -123,7 +124,7 @@ def requests(draw: st.DrawFn, methods: Sequence[str]) -> tuple[list[int], Sampli
     return prompt, params
 
 
-METHODS = ("off", "ngram", "draft_model", "tree")
+METHODS = ("off", "ngram", "suffix", "draft_model", "cascade", "hybrid", "tree")
 
 
 @settings(max_examples=60, deadline=None)
@@ -176,7 +177,7 @@ def test_a_wrong_token_at_any_place_of_a_recording_changes_nothing(toys: Toys, p
 
 
 @pytest.mark.parametrize("rule", sorted(set(RULES) - {"coupled"}))
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "cascade", "hybrid"])
 def test_the_other_rules_are_greedy_at_temperature_zero(toys: Toys, rule: str, method: str) -> None:
     generator = toys.generator(verification=rule)
     params = SamplingParams(temperature=0, seed=1, max_tokens=30, speculation=method, ignore_eos=True)
@@ -185,7 +186,7 @@ def test_the_other_rules_are_greedy_at_temperature_zero(toys: Toys, rule: str, m
         assert_plain(completion, plainly(toys.target, generator, prompt, params))
 
 
-@pytest.mark.parametrize("method", ["off", "ngram", "draft_model", "tree"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_sequence_may_fill_the_capacity_to_the_last_token(toys: Toys, method: str) -> None:
     generator = toys.generator(proposers={"tree": TreeProposer(toys)})
     prompts = [[1] * (MAX_SEQ_LEN - 1), [2, 3], [1, 2] * 12]
@@ -220,3 +221,27 @@ def test_speculation_is_really_on(toys: Toys) -> None:
             twin = twins.generator().generate([[1, 2, 3]], params)[0].stats
         assert twin.draft_acceptance_rate == 1
         assert twin.mean_acceptance_length == 5
+
+
+def test_a_prompt_that_took_several_gaps_joins_in_a_gap_of_its_own(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining copies all that was read: behind the last piece it would be a stall of its own."""
+    monkeypatch.setattr("specbuild.runtime.pace.Pace.tokens", lambda pace, running, to_run: 4 if running else 512)
+    generator = toys.generator(interactive=True)
+    loop, done = generator.loop, []
+    read, start = loop.verifier.read, loop.verifier.start
+    monkeypatch.setattr(loop.verifier, "read", lambda sequence, count: (done.append(count), read(sequence, count)))
+    monkeypatch.setattr(loop.verifier, "start", lambda sequence: (done.append("joins"), start(sequence)))
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, speculation="off")
+
+    def gaps(prompt: list[int], rounds: int) -> list[list[Any]]:
+        loop.scheduler.submit(generator.intake.sequence(prompt, params))
+        seen = []
+        for _ in range(rounds):
+            done.clear()
+            loop.round()
+            seen.append(list(done))
+        return seen
+
+    assert gaps([1, 2, 3], 1) == [[2, "joins"]]
+    assert gaps([4] * 10, 5) == [[4], [4], [1], ["joins"], []]
+    assert gaps([5] * 4, 2) == [[3, "joins"], []], "a short one is read and joins at once"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier, BrokenBarrierError
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from toy_engine import EOS, MAX_STEP, VOCABULARY, ToyEngine, ToyModel, Toys, toy_entry, toys
 
 from specbuild.errors import BundleError, RequestError
+from specbuild.recipe import Method
 from specbuild.runtime.acceptance import SeededRound
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.model import CachedModel
@@ -57,7 +58,9 @@ def test_the_index_finds_what_a_scan_finds(tokens: list[int], sizes: tuple[int, 
         known = data.draw(st.integers(known + 1, len(tokens)))
         index.extend(tokens[:known])
         length = data.draw(st.integers(1, 9))
-        assert index.continuation(tokens[:known], length) == lookup(tokens[:known], shortest, longest, length)
+        match = index.match(tokens[:known], length)
+        found = (0, 0) if match is None else (match.starts[0], match.vouched)
+        assert found == lookup(tokens[:known], shortest, longest, length)
 
 
 def test_lookup_copies_what_followed_as_far_as_it_matched_and_goes_round_in_loops(toys: Toys) -> None:
@@ -90,6 +93,7 @@ def test_lookup_sees_the_output_too(toys: Toys) -> None:
     proposer, sequence = NgramProposer(1, 3), running(toys, [1, 2])
     proposer.admit(sequence)
     proposer.read(sequence, len(sequence.tokens) - 1)
+    proposer.start(sequence)
     assert proposer.propose([Ask(sequence, 2)])[0].tokens == ()
     for token in (3, 1, 2):
         sequence.context.push(token)
@@ -135,6 +139,7 @@ def test_a_draft_model_drafts_from_the_whole_text_whatever_happened(
     for sequence in sequences:
         proposer.admit(sequence)
         proposer.read(sequence, len(sequence.tokens) - 1)
+        proposer.start(sequence)
     while sequences:
         asked = [sequence for sequence in sequences if data.draw(st.booleans())]
         asks = [Ask(sequence, min(data.draw(st.integers(0, 7)), 48 - len(sequence.tokens))) for sequence in asked]
@@ -164,6 +169,7 @@ def test_after_full_acceptance_the_draft_feeds_two_tokens_and_else_one(toys: Toy
     proposer, sequence = DraftModelProposer(CachedModel(engine, 1)), running(toys, [1, 2, 3, 4])
     proposer.admit(sequence)
     proposer.read(sequence, len(sequence.tokens) - 1)
+    proposer.start(sequence)
     assert [step.input_ids.shape[1] for step in engine.steps] == [3]
     missing = 1
     for kept, missing_after in ((3, 2), (2, 1), (3, 2), (1, 1), (0, 1), (3, 2), (3, 2)):
@@ -182,6 +188,7 @@ def test_a_long_gap_is_read_in_pieces(toys: Toys) -> None:
     proposer, sequence = DraftModelProposer(CachedModel(engine, 1)), running(toys, [1, 2])
     proposer.admit(sequence)
     proposer.read(sequence, len(sequence.tokens) - 1)
+    proposer.start(sequence)
     for token in range(20):
         sequence.context.push(token)
     assert proposer.propose([Ask(sequence, 2)])[0].tokens == expected_draft(sequence, 2).tokens
@@ -212,10 +219,39 @@ def test_a_method_asked_for_by_two_threads_is_made_once(toys: Toys, monkeypatch:
 
 def test_methods_are_known_by_name(toys: Toys) -> None:
     bundle = toys.generator().bundle
-    assert set(METHODS) == {"ngram", "draft_model"}
+    assert {"off", *METHODS} == set(get_args(Method))
     assert isinstance(Proposers(bundle, Means(2), {})["ngram"], NgramProposer)
     with pytest.raises(RequestError, match=r"speculation method 'ngrm' is unknown. Did you mean 'ngram'\?"):
         Proposers(bundle, Means(2), {})["ngrm"]
     alone = bundle.manifest.model_copy(update={"engines": bundle.manifest.engines[:1]})
-    with pytest.raises(BundleError, match="no 'draft' engine"):
+    with pytest.raises(BundleError, match=r"no 'draft' engine .*add a `speculation.draft` section"):
         Proposers(type(bundle)(bundle.path, alone), Means(2), {})["draft_model"]
+
+
+def test_with_a_larger_budget_other_continuations_become_branches(toys: Toys) -> None:
+    """The latest first; a chain as long as it vouches for, then two tokens of each, and never more than were asked for."""
+    prompt = [1, 2, 3, 9, 0, 1, 2, 4, 8, 0, 1, 2, 3, 7, 0, 1, 2]
+    proposer, sequence = NgramProposer(1, 3), running(toys, prompt)
+    proposer.admit(sequence)
+
+    def paths(**ask: int) -> list[tuple[int, ...]]:
+        draft = proposer.propose([Ask(sequence, **ask)])[0]
+        leaves = [node for node in range(len(draft)) if not draft.children(node)]
+        assert len(draft) <= ask.get("budget", ask["draft_len"])
+        return [tuple(draft.tokens[node] for node in draft.path(leaf)) for leaf in leaves]
+
+    assert paths(draft_len=3) == []
+    assert paths(draft_len=3, budget=4) == [(3, 7), (4, 8)]
+    assert paths(draft_len=2, budget=3) == [(3, 7), (4,)]
+    assert paths(draft_len=1, budget=9) == [(3,), (4,)]
+    for token in (3, 7, 0):
+        sequence.context.push(token)
+    assert paths(draft_len=4) == [(1, 2, 3, 7)]
+    assert paths(draft_len=4, budget=9) == [(1, 2, 3, 7)]
+
+
+def test_lookup_goes_on_after_tokens_that_are_only_drafted(toys: Toys) -> None:
+    proposer, sequence = NgramProposer(1, 3), running(toys, [1, 2, 3, 4, 9])
+    proposer.admit(sequence)
+    assert proposer.propose([Ask(sequence, 2, after=(1, 2))])[0].tokens == (3, 4)
+    assert proposer.propose([Ask(sequence, 2)])[0].tokens == ()

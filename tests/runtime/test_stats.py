@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from toy_engine import EOS, VOCABULARY, Toys, plainly, toys
 
 from specbuild.runtime.draft import Draft
+from specbuild.runtime.proposers.base import Ask, Proposer
 from specbuild.runtime.proposers.replay import ReplayProposer
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.stats import RequestCounter, RequestStats
@@ -67,21 +69,13 @@ def test_without_drafts_every_figure_is_plain(toys: Toys) -> None:
     assert stats.tokens_per_second == pytest.approx(7 / stats.decode_seconds)
 
 
-class OneTree:
+class OneTree(Proposer):
     """Two branches: one right token that nothing follows, and a wrong one that two follow."""
-
-    engine_seconds = 0.0
 
     def __init__(self, right: int) -> None:
         self.right = right
 
-    def admit(self, sequence: object) -> None: ...
-
-    def read(self, sequence: object, length: int) -> None: ...
-
-    def retire(self, sequence: object) -> None: ...
-
-    def propose(self, asks: list[Any]) -> list[Draft]:
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         wrong = (self.right + 1) % VOCABULARY
         return [Draft((self.right, wrong, 0, 0), (-1, -1, 1, 2)) if ask.draft_len > 2 else Draft.EMPTY for ask in asks]
 

@@ -123,6 +123,13 @@ class ToyEngine:
     entry: EngineEntry
     steps: list[Step] = field(default_factory=list)
 
+    @property
+    def hidden(self) -> None:
+        """It gives none out."""
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise AssertionError("no head")
+
     def new_storage(self, rows: int) -> ToyStorage:
         return ToyStorage(rows, self.entry.capacity)
 
@@ -187,26 +194,42 @@ def toy_entry(role: str, model: ToyModel, **changes: object) -> EngineEntry:
 
 @dataclass
 class Toys:
-    """Makes generators over toy engines; ``target`` resembles ``draft``."""
+    """Makes generators over toy engines; ``target`` resembles ``middle``, and less so ``draft``."""
 
     folder: Path
     target: ToyModel = ToyModel()
     draft: ToyModel = ToyModel(influence=0.4, padding=9)
+    middle: ToyModel = ToyModel(influence=0.8, padding=2)
+    """A draft model between the two."""
     engines: dict[str, ToyEngine] = field(default_factory=dict)
+
+    @property
+    def models(self) -> dict[str, ToyModel]:
+        """By role."""
+        return {"target": self.target, "draft": self.draft, "draft.middle": self.middle}
 
     def generator(
         self,
         *,
         batch: int = 4,
-        verification: str = "coupled",
+        verification: str | None = None,
+        lossy: str | None = None,
         proposers: dict[str, Proposer] | None = None,
         interactive: bool = False,
         remember: int = 0,
+        settings: dict[str, Any] | None = None,
         **changes: object,
     ) -> Generator:
-        """``changes`` to both engines' entries."""
-        entries = toy_entry("target", self.target, **changes), toy_entry("draft", self.draft, **changes)
-        recipe = {"name": "toy", "checkpoint": "toy", "speculation": {"method": "draft_model", "draft": {}}}
+        """``changes`` to all engines' entries."""
+        entries = tuple(toy_entry(role, model, **changes) for role, model in self.models.items())
+        speculation = {
+            "method": "draft_model",
+            "draft": {},
+            "drafts": {"middle": {}},
+            "cascade": ["ngram", "draft", "middle"],
+            "lossy": lossy,
+        }
+        recipe = {"name": "toy", "checkpoint": "toy", "speculation": speculation | (settings or {})}
         manifest = Manifest(
             digest="",
             recipe=Recipe.model_validate(recipe),
@@ -220,8 +243,7 @@ class Toys:
         return Generator(Bundle(self.folder, manifest), batch=batch, remember=remember, **options)
 
     def load(self, folder: Path, entry: EngineEntry, *, threads: int | None = None) -> ToyEngine:
-        model = self.target if entry.role == "target" else self.draft
-        self.engines[entry.role] = ToyEngine(model, entry)
+        self.engines[entry.role] = ToyEngine(self.models[entry.role], entry)
         return self.engines[entry.role]
 
 

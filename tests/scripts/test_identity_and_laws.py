@@ -77,4 +77,4 @@ def test_laws_run_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     code = call(monkeypatch, LAWS, "--checkpoint", str(checkpoint), "--draws", "200", "--threads", "1", "--render", str(page))
     assert code == 0
     rows = [line for line in page.read_text().splitlines() if line.startswith("| temperature")]
-    assert [row.split(" | ")[1] for row in rows] == ["off", "coupled", "block", "token"] * 2
+    assert [row.split(" | ")[1] for row in rows] == ["off", "coupled", "block", "token", "traversal", "recursive", "target_only"] * 2

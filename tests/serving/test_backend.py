@@ -87,6 +87,7 @@ def test_figures_come_with_the_last_response(make: Make) -> None:
     assert last.tensors["per_step_drafted"].tolist() == [2, 2, 2]
     assert last.tensors["acceptance_histogram"].tolist() == [2, 1]
     assert last.tensors["seed"].tolist() == [7]
+    assert last.tensors["lossy"].tolist() == [b""]
     times = [last.tensors[name][0] for name in ("arrival_time_ns", "first_token_time_ns", "last_token_time_ns")]
     assert times == sorted(times)
 

@@ -48,6 +48,13 @@ def test_counters_move_by_what_came_and_gauges_to_where_it_is(pb: FakeTriton) ->
     assert value(pb, "spec_decode_zero_acceptance", method="ngram") == 0
 
 
+def test_figures_of_a_lossy_rule_say_so(pb: FakeTriton) -> None:
+    recorder = Recorder(pb, "specbuild")
+    recorder.record(replace(stats(drafts=3), lossy="typical"), Latencies())
+    assert value(pb, "spec_decode_num_drafts", lossy="typical") == 3
+    assert value(pb, "spec_decode_num_accepted_tokens_per_pos", position="1", lossy="typical") == 3
+
+
 def test_a_histogram_is_what_prometheus_expects(pb: FakeTriton) -> None:
     recorder, latencies = Recorder(pb, "specbuild"), Latencies()
     for seconds in (0.0005, 0.002, 0.0021, 99.0):

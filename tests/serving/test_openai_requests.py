@@ -65,6 +65,8 @@ def test_every_field_arrives(read: Any) -> None:
         "ignore_eos": True,
         "speculation": "ngram",
         "draft_len": 3,
+        "share_history": False,
+        "tenant": "me",
     }
     direct: dict[str, Any] = {
         "temperature": 0.5,

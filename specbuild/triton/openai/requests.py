@@ -36,6 +36,8 @@ class Extension(Body):
     ignore_eos: bool | None = None
     speculation: str | None = None
     draft_len: int | None = None
+    share_history: bool | None = None
+    tenant: str | None = None
     priority: int = 0
     timeout_ms: int | None = Field(default=None, ge=1)
 
