@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,14 +68,3 @@ def load_texts(file: Path) -> Iterator[Text]:
         for end, kind in zip(shard.get_tensor("ends").tolist(), shard.get_tensor("kinds").tolist(), strict=True):
             yield Text(kinds[kind], tokens[start:end], learned[start:end])
             start = end
-
-
-def fill(folder: Path, numbers: Iterable[int], write: Callable[[int, Path], None]) -> list[Path]:
-    """The shards ``numbers`` of ``folder``; ``write`` is called for each that is not there whole."""
-    files = []
-    for number in numbers:
-        file = shard_file(folder, number)
-        if not whole(file):
-            write(number, file)
-        files.append(file)
-    return files

@@ -61,14 +61,13 @@ def _walk(learned: list[int], accepted: list[int]) -> tuple[int, int]:
     emitted = rounds = 0
     wanted = set(learned)
     for position in learned:
-        # The first token of an answer comes of reading the prompt; rounds begin behind it.
         if position - 1 in wanted:
             continue
-        base, last = position - 1, position
+        # The first draft is made before the answer has begun; one needs the features of a position and the token after it.
+        last = max(position - 1, 1)
         while last + 1 in wanted:
-            gained = min(accepted[base] + 1, _run(wanted, last))
-            emitted, rounds = emitted + gained, rounds + 1
-            base, last = base + gained, last + gained
+            gained = min(accepted[last - 1] + 1, _run(wanted, last))
+            emitted, rounds, last = emitted + gained, rounds + 1, last + gained
     return emitted, rounds
 
 

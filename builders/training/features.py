@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from .corpus import Arrays, load_texts, save_shard
+from .corpus import Arrays, load_texts, save_shard, whole
 from .reader import Reader
 from .vocabulary import DraftVocabulary
 
@@ -57,15 +57,23 @@ def write_features(texts: Path, file: Path, reader: Reader, head: NDArray[np.flo
     Args:
         head: [V_draft, H] rows of the target's LM head; the reader's last tap is what they are applied to.
     """
-    kept: dict[str, list[NDArray[np.generic]]] = {name: [] for name in ("tokens", "learned", "hidden", "law_ids", "law")}
+    kept: dict[str, list[NDArray[np.generic]]] = {}
     for text in load_texts(texts):
         hidden = reader.read(text.tokens)
         ids, law = top_law(hidden[:, -head.shape[1] :], head)
-        for values, array in zip(kept.values(), (text.tokens, text.learned, hidden.astype(np.float16), ids, law), strict=True):
-            values.append(array)
-    arrays: Arrays = {name: np.concatenate(values) for name, values in kept.items()}
-    arrays["ends"] = np.cumsum([len(tokens) for tokens in kept["tokens"]])
-    save_shard(file, arrays, {"vocabulary": vocabulary.digest})
+        arrays: Arrays = {"tokens": text.tokens, "learned": text.learned, "hidden": hidden.astype(np.float16), "law_ids": ids, "law": law}
+        for name, array in arrays.items():
+            kept.setdefault(name, []).append(array)
+    ends = np.cumsum([len(tokens) for tokens in kept["tokens"]])
+    save_shard(file, {name: np.concatenate(values) for name, values in kept.items()} | {"ends": ends}, {"vocabulary": vocabulary.digest})
+
+
+def made_for(vocabulary: DraftVocabulary, file: Path) -> bool:
+    """Whether a shard is there whole, its laws over ``vocabulary``: with more texts another one may be chosen."""
+    if not whole(file):
+        return False
+    with safe_open(file, "numpy") as shard:
+        return bool(shard.metadata()["vocabulary"] == vocabulary.digest)
 
 
 def load_samples(file: Path) -> Iterator[Sample]:

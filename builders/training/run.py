@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import specbuild
@@ -23,10 +22,10 @@ from specbuild.recipe import HeadRole, Recipe
 from ..compilers.base import CompileJob
 from ..preparation import Preparation, prepare
 from . import vocabulary
-from .corpus import load_texts, save_texts, shard_file, whole
+from .corpus import Text, load_texts, save_texts, shard_file, whole
 from .evaluation import Acceptance
 from .export import export
-from .features import Sample, load_samples, write_features
+from .features import Sample, load_samples, made_for, write_features
 from .initial import initial
 from .reader import Reader
 from .sources import Source
@@ -63,17 +62,10 @@ class Trained:
     seconds: float
 
 
-def work_folder(home: Path, wanted: Wanted) -> Path:
-    """Where texts and features are kept: the same for all heads that may share them."""
-    recipe = wanted.recipe
-    key = canonical_json([recipe.checkpoint, recipe.target.precision, wanted.settings.seed, wanted.origin, wanted.draft_vocabulary])
-    return home / "training" / f"{recipe.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-
-
 def train(
     wanted: Wanted,
     open_source: Callable[[], Source],
-    work: Path,
+    home: Path,
     out: Path,
     *,
     say: Callable[[str], None],
@@ -83,7 +75,7 @@ def train(
 
     Args:
         open_source: Called where texts are missing: it may load engines.
-        work: As ``work_folder``.
+        home: Of the store; texts and features are kept in its folder ``training``.
 
     Raises:
         UsageError: the texts hold nothing to learn.
@@ -92,8 +84,9 @@ def train(
     began = time.perf_counter()
     torch.set_num_threads(wanted.threads)
     preparation = prepare(wanted.recipe)
+    work = _work_folder(home, wanted, preparation)
     texts = _texts(wanted, open_source, work / "texts", say)
-    chosen = _vocabulary(wanted, preparation, texts, work)
+    chosen = _vocabulary(wanted, preparation, texts)
     samples = _samples(wanted, preparation, texts, chosen, work, say)
     if len(samples) < 2:
         raise UsageError(f"{wanted.origin}: {len(samples)} texts with something to learn; give more text, or leave it to the target")
@@ -102,12 +95,20 @@ def train(
     learned = [sample for index, sample in enumerate(samples) if index % HELD_OUT != last]
     trainer = _trainer(wanted, preparation, chosen)
     say(f"training the {wanted.role} head: {wanted.settings.steps} steps over {sum(int(s.learned.sum()) for s in learned):,} tokens")
-    checkpoint = work / f"{wanted.role}-{_digest(asdict(wanted.settings))[:12]}.pt"
+    shards = {file.name: file_digest(file) for file in texts}
+    checkpoint = work / f"{wanted.role}-{_digest([asdict(wanted.settings), chosen.digest, shards])[:12]}.pt"
     reached = trainer.run(learned, held_out, checkpoint, report)
     seconds = time.perf_counter() - began
-    facts = _provenance(wanted, preparation, texts, len(learned), reached, seconds)
+    facts = _provenance(wanted, preparation, shards, len(learned), reached, seconds)
     export(out, trainer.spec, trainer.parameters, chosen.ids, preparation.models["target"].config, facts)
     return Trained(out, reached, seconds)
+
+
+def _work_folder(home: Path, wanted: Wanted, preparation: Preparation) -> Path:
+    """The same for all heads that may share texts and features."""
+    target = wanted.recipe.target
+    content = [preparation.models["target"].digest, target.precision, target.max_seq_len, wanted.settings.seed, wanted.origin]
+    return home / "training" / f"{wanted.recipe.name}-{_digest(content)[:12]}"
 
 
 def _texts(wanted: Wanted, open_source: Callable[[], Source], folder: Path, say: Callable[[str], None]) -> list[Path]:
@@ -131,16 +132,15 @@ def _texts(wanted: Wanted, open_source: Callable[[], Source], folder: Path, say:
     return files
 
 
-def _vocabulary(wanted: Wanted, preparation: Preparation, texts: list[Path], work: Path) -> DraftVocabulary:
-    """Chosen once: features are of no use for another."""
-    file = work / "vocabulary.npy"
-    if not file.exists():
-        checkpoint, spec = preparation.checkpoints["target"], preparation.models["target"].spec
-        always = [*checkpoint.eos_token_ids, *([] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id])]
-        every = (text for shard in texts for text in load_texts(shard))
-        work.mkdir(parents=True, exist_ok=True)
-        np.save(file, vocabulary.choose(every, size=wanted.draft_vocabulary, total=spec.vocab_size, always=always).ids)
-    return DraftVocabulary(np.load(file))
+def _vocabulary(wanted: Wanted, preparation: Preparation, texts: list[Path]) -> DraftVocabulary:
+    checkpoint, spec = preparation.checkpoints["target"], preparation.models["target"].spec
+    always = [*checkpoint.eos_token_ids, *([] if checkpoint.bos_token_id is None else [checkpoint.bos_token_id])]
+    return vocabulary.choose(_every(texts), size=wanted.draft_vocabulary, total=spec.vocab_size, always=always)
+
+
+def _every(shards: list[Path]) -> Iterator[Text]:
+    for shard in shards:
+        yield from load_texts(shard)
 
 
 def _samples(
@@ -153,7 +153,7 @@ def _samples(
     samples: list[Sample] = []
     for number, shard in enumerate(texts, 1):
         file = work / "features" / shard.name
-        if not whole(file):
+        if not made_for(chosen, file):
             if reader is None:
                 job = CompileJob.of(wanted.recipe, "target")
                 reader = Reader(spec, weights, job, kept_taps(spec), work / "reader", wanted.threads)
@@ -178,14 +178,14 @@ def _trainer(wanted: Wanted, preparation: Preparation, chosen: DraftVocabulary) 
 
 
 def _provenance(
-    wanted: Wanted, preparation: Preparation, texts: list[Path], learned: int, reached: Acceptance, seconds: float
+    wanted: Wanted, preparation: Preparation, shards: Mapping[str, str], learned: int, reached: Acceptance, seconds: float
 ) -> Mapping[str, Any]:
     """Where a head comes from, to the bit."""
     return {
         "role": wanted.role,
         "target": {"checkpoint": wanted.recipe.checkpoint, "digest": preparation.models["target"].digest},
         "precision": wanted.recipe.target.precision,
-        "texts": {"origin": wanted.origin, "learned": learned, "shards": {file.name: file_digest(file) for file in texts}},
+        "texts": {"origin": wanted.origin, "learned": learned, "shards": dict(shards)},
         "settings": asdict(wanted.settings) | {"draft_vocabulary": wanted.draft_vocabulary, "tokens": wanted.tokens},
         "held_out": {"tau": round(reached.tau, 3), "acceptance": [round(share, 3) for share in reached.by_step]},
         "seconds": round(seconds),

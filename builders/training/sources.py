@@ -68,8 +68,9 @@ class Answered:
 class Given:
     """A plain text: the target's law over somebody else's words."""
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._pieces = [tokens[start : start + PIECE_TOKENS] for start in range(0, len(tokens), PIECE_TOKENS)]
+    def __init__(self, tokens: Sequence[int], *, max_seq_len: int) -> None:
+        size = min(PIECE_TOKENS, max_seq_len)
+        self._pieces = [tokens[start : start + size] for start in range(0, len(tokens), size)]
 
     def shard(self, number: int, before: Sequence[Path]) -> list[Text]:
         pieces = self._pieces[number * SHARD_PIECES : (number + 1) * SHARD_PIECES]

@@ -60,14 +60,13 @@ def command(
         raise UsageError("--prompts and --text were both given; leave one of them out")
     from specbuild import config
     from specbuild.builders.store import Store
-    from specbuild.builders.training.run import Wanted, train, work_folder
+    from specbuild.builders.training.run import Wanted, train
     from specbuild.builders.training.trainer import Settings
 
     recipe = _bare(config.load(reference, settings=settings).recipe)
     threads = threads or os.cpu_count() or 1
     origin = _origin(file or text)
     wanted = Wanted(kind, recipe, tokens, Settings(steps=steps, seed=seed), draft_vocabulary, origin, threads)
-    work = work_folder(Store.default().home, wanted)
     out = out or Path(f"{recipe.name}-{kind}")
     with progress() as show:
 
@@ -75,7 +74,7 @@ def command(
             measured = f", held-out {at.held_out}" if at.held_out else ""
             show(f"step {at.step} of {steps}: loss {at.loss:.3f}, first token {at.hits:.2f}{measured}")
 
-        trained = train(wanted, _opener(recipe, file, text, seed, threads, show), work, out, say=show, report=report)
+        trained = train(wanted, _opener(recipe, file, text, seed, threads, show), Store.default().home, out, say=show, report=report)
     if as_json:
         print_json(
             {"path": trained.folder, "tau": trained.held_out.tau, "acceptance": trained.held_out.by_step, "seconds": trained.seconds}
@@ -122,7 +121,7 @@ def _opener(
             prompts = [teacher.prompt(item.content) for item in read_prompts(file)]
             return Answered(teacher, prompts, seed=seed, answer_tokens=ANSWER_TOKENS)
         if text is not None:
-            return Given(teacher.encode(as_text(text.read_bytes(), str(text))))
+            return Given(teacher.encode(as_text(text.read_bytes(), str(text))), max_seq_len=teacher.max_seq_len)
         return SelfWritten(Writer(teacher, seed=seed, answer_tokens=min(ANSWER_TOKENS, teacher.max_seq_len // 8)))
 
     return open_source

@@ -91,10 +91,11 @@ def test_a_users_prompts_are_answered_greedily_and_sampled_and_come_to_an_end() 
     assert source.shard(1, []) == []
 
 
-def test_plain_text_is_learned_whole() -> None:
-    source = Given(list(range(1000)))
+@pytest.mark.parametrize(("max_seq_len", "pieces"), [(2048, [512, 488]), (400, [400, 400, 200])])
+def test_plain_text_is_learned_whole_in_pieces_that_the_target_can_read(max_seq_len: int, pieces: list[int]) -> None:
+    source = Given(list(range(1000)), max_seq_len=max_seq_len)
     found = source.shard(0, [])
-    assert [len(one.tokens) for one in found] == [512, 488]
+    assert [len(one.tokens) for one in found] == pieces
     assert all(one.learned.all() for one in found)
     assert source.shard(1, []) == []
 

@@ -63,12 +63,15 @@ class World:
     """A target prepared, with samples on disk."""
 
     def __init__(self, folder: Path, texts: int = 24) -> None:
+        self.folder = folder
+        # What is so small is done before a second thread has begun, and those of a busy machine would wait for each other.
+        torch.set_num_threads(1)
         save_cycle(folder / "target")
         self.recipe = recipe(folder)
         self.preparation: Preparation = prepare(self.recipe)
         self.target, self.weights = self.preparation.models["target"].spec, self.preparation.weights["target"]
         self.reader = Reader(
-            self.target, self.weights, CompileJob.of(self.recipe, "target"), kept_taps(self.target), folder / "reader", threads=2
+            self.target, self.weights, CompileJob.of(self.recipe, "target"), kept_taps(self.target), folder / "reader", threads=1
         )
         random, head = np.random.default_rng(3), self.weights.read("head")
         self.texts = [written(self.reader, head, random) for _ in range(texts)]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tiny_checkpoint import END, save_tiny
 
 from specbuild.cli.main import run
 
 Command = Callable[..., tuple[int, str, str]]
 CHAT_TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}" + END + "{% endfor %}[assistant]"
+ROOT = str(Path(__file__).parents[2])
 SHORT = ("--tokens", "300", "--steps", "3", "--draft-vocabulary", "64", "--threads", "1")
 
 
@@ -55,6 +63,35 @@ def test_a_head_out_of_nothing_is_built_beside_its_target(command: Command, reci
     assert code == 0, err
     assert "the target writes" not in err
     assert "features:" not in err
+
+
+@pytest.mark.slow
+def test_a_process_that_was_killed_goes_on_to_the_same_head(
+    command: Command, recipe: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    arguments = ("train", "mtp", "-c", str(recipe), "--steps", "200", "--draft-vocabulary", "64", "--threads", "1", "--text", "text.txt")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specbuild", *arguments, "--out", "head"], stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": ROOT}
+    )
+    with process:
+        while process.poll() is None and not list(home.glob("training/*/*.pt")):
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "still training"
+    assert not Path("head").exists()
+
+    code, _, err = command(*arguments, "--out", "head")
+    assert code == 0, err
+    assert "step 50 of" not in err
+    monkeypatch.setenv("SPECBUILD_HOME", str(tmp_path / "elsewhere"))
+    code, _, err = command(*arguments, "--out", "unbroken")
+    assert code == 0, err
+    assert "step 50 of" in err
+    resumed, unbroken = (load_file(Path(name) / "model.safetensors") for name in ("head", "unbroken"))
+    assert resumed.keys() == unbroken.keys()
+    for name, tensor in unbroken.items():
+        np.testing.assert_allclose(resumed[name], tensor, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
 def test_a_users_prompts_are_learned(command: Command, recipe: Path, tmp_path: Path) -> None:
