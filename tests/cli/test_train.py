@@ -69,8 +69,8 @@ def test_a_head_out_of_nothing_is_built_beside_its_target(command: Command, reci
 def test_a_process_that_was_killed_goes_on_to_the_same_head(
     command: Command, recipe: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20)
-    arguments = ("train", "mtp", "-c", str(recipe), "--steps", "200", "--draft-vocabulary", "64", "--threads", "1", "--text", "text.txt")
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 7)
+    arguments = ("train", "mtp", "-c", str(recipe), "--steps", "100", "--draft-vocabulary", "64", "--threads", "1", "--text", "text.txt")
     process = subprocess.Popen(
         [sys.executable, "-m", "specbuild", *arguments, "--out", "head"], stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": ROOT}
     )
