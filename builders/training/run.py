@@ -60,6 +60,7 @@ class Trained:
     folder: Path
     held_out: Acceptance
     seconds: float
+    """Of this call: where it went on from a killed one, the rest."""
 
 
 def train(
@@ -98,10 +99,10 @@ def train(
     shards = {file.name: file_digest(file) for file in texts}
     checkpoint = work / f"{wanted.role}-{_digest([asdict(wanted.settings), chosen.digest, shards])[:12]}.pt"
     reached = trainer.run(learned, held_out, checkpoint, report)
-    seconds = time.perf_counter() - began
-    facts = _provenance(wanted, preparation, shards, len(learned), reached, seconds)
+    facts = _provenance(wanted, preparation, shards, len(learned), reached)
     export(out, trainer.spec, trainer.parameters, chosen.ids, preparation.models["target"].config, facts)
-    return Trained(out, reached, seconds)
+    say(f"texts and features are kept in {work}; remove it when no other head is to be trained")
+    return Trained(out, reached, time.perf_counter() - began)
 
 
 def _work_folder(home: Path, wanted: Wanted, preparation: Preparation) -> Path:
@@ -178,7 +179,7 @@ def _trainer(wanted: Wanted, preparation: Preparation, chosen: DraftVocabulary) 
 
 
 def _provenance(
-    wanted: Wanted, preparation: Preparation, shards: Mapping[str, str], learned: int, reached: Acceptance, seconds: float
+    wanted: Wanted, preparation: Preparation, shards: Mapping[str, str], learned: int, reached: Acceptance
 ) -> Mapping[str, Any]:
     """Where a head comes from, to the bit."""
     return {
@@ -188,7 +189,6 @@ def _provenance(
         "texts": {"origin": wanted.origin, "learned": learned, "shards": dict(shards)},
         "settings": asdict(wanted.settings) | {"draft_vocabulary": wanted.draft_vocabulary, "tokens": wanted.tokens},
         "held_out": {"tau": round(reached.tau, 3), "acceptance": [round(share, 3) for share in reached.by_step]},
-        "seconds": round(seconds),
         "tools": {"specbuild": specbuild.__version__, "python": platform.python_version()}
         | {name: version(name) for name in ("torch", "numpy", "onnxruntime")},
     }

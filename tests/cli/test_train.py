@@ -102,6 +102,27 @@ def test_a_users_prompts_are_learned(command: Command, recipe: Path, tmp_path: P
     assert json.loads((tmp_path / "head" / "provenance.json").read_text())["texts"]["origin"].startswith("mine.jsonl ")
 
 
+def test_more_text_later_is_another_vocabulary_and_another_head(
+    command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it began with is not written again."""
+    monkeypatch.setattr("specbuild.builders.training.sources.SHARD_PIECES", 1)
+    (tmp_path / "text.txt").write_text("a" * 512 + "".join(map(chr, range(97, 127))) * 9)
+    arguments = ("train", "medusa", "-c", str(recipe), "--steps", "3", "--draft-vocabulary", "64", "--threads", "1", "--text", "text.txt")
+    ids, shards = [], []
+    for tokens in ("500", "700"):
+        code, _, err = command(*arguments, "--tokens", tokens, "--out", tokens)
+        assert code == 0, err
+        assert "features: shard 1 of" in err
+        ids.append(load_file(Path(tokens) / "model.safetensors")["d2t"].tolist())
+        shards.append(json.loads((Path(tokens) / "provenance.json").read_text())["texts"]["shards"])
+    assert ids[0] != ids[1]
+    assert shards[1].items() > shards[0].items()
+    code, _, err = command(*arguments, "--tokens", "700", "--out", "700")
+    assert code == 0, err
+    assert "features:" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
