@@ -154,6 +154,7 @@ def document(lines: Sequence[Line]) -> str:
         there = [task for task in tasks if Cell(recipe, temperature, task) in found]
         missing = [task for task in tasks if task not in there]
         title = f"## {settings[recipe]['precision']} target (`{recipe}`), temperature {temperature:g}\n"
+        title += f"\nDraft tokens a round: {settings[recipe]['draft_len']}.\n"
         title += f"\n**Missing: {', '.join(missing)}.**\n" if missing else ""
         runs = joined([found[Cell(recipe, temperature, task)] for task in there])
         sections.append(title + (section(runs, settings[recipe]) if runs else ""))
@@ -222,12 +223,15 @@ HEAD = """# Methods: what each gives, task by task
 
 Written by `scripts/methods.py`; its docstring says how to run it. {done} of {total} cells are measured.
 
-At most {per_task} prompts of each task, up to {max_tokens} tokens each, {draft_len} draft tokens a round, one sequence at a time; all
-methods and plain decoding took turns prompt by prompt in one run. τ is emitted tokens a target pass. "Accepted by position" is the share of
-drafts that had the next token right, of those that were right so far. A ratio is of all tokens over all seconds, prompts left out, to plain
-decoding's; in brackets the 5th to 95th percentile with prompts drawn anew. Differing tokens are those that are not plain decoding's
-with the same seed. Speeds are this machine's: {processor}, {cores} cores, threads of an engine: {threads}; specbuild {specbuild},
-onnxruntime {onnxruntime}, Python {python}.
+Prompts a task: at most {per_task}. Tokens an answer: at most {max_tokens}. One sequence at a time; all methods and plain decoding took
+turns prompt by prompt in one run. No method remembers other texts: `suffix` drafts from the prompt and the answer alone, where a server
+gives it its history too. τ is emitted tokens a target pass. "Accepted by position" is the share of drafts that had the next token
+right, of those that were right so far. A ratio is of all tokens over all seconds, prompts left out, to plain decoding's; in brackets
+the 5th to 95th percentile with prompts drawn anew: of a single prompt there is none. Differing tokens are those that are not plain
+decoding's with the same seed.
+
+Speeds are this machine's: {processor}, {cores} cores, threads of an engine: {threads}; {system}, specbuild {specbuild}, onnxruntime
+{onnxruntime}, Python {python}.
 """
 
 

@@ -99,7 +99,7 @@ def choose(rows: Sequence[Row], runs: Sequence[Run], candidates: Sequence[Candid
     best = next((row for row in fast if row.variant.method in by_text), None)
     lookup = next((row for row in fast if row.variant.method == LOOKUP), None)
     if best is None:
-        instead = f"{lookup.variant}, which needs no model, pays: {_gain(lookup)}" if lookup else "prompt lookup does not pay either"
+        instead = f"{lookup.variant}, which needs no model, does: {_gain(lookup)}" if lookup else "nor does prompt lookup"
         return Choice(None, f"take none: no candidate surely beats plain decoding; {instead}")
     if lookup is not None:
         low, high = _against(runs, best.variant, lookup.variant)

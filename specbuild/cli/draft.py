@@ -89,6 +89,8 @@ def rank(
         threads=threads,
         proposers=lambda rows: proposers(bundle, candidates, rows, threads),
     )
+    if not any(run.group for run in runs):
+        say("note: one group of prompts has no spread: every ratio is of that one alone; give more prompts")
     rows = report(runs)
     choice = choose(rows, runs, candidates)
     if as_json:

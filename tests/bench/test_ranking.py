@@ -62,11 +62,11 @@ def test_the_fastest_is_taken_and_the_recipe_that_takes_it_is_said() -> None:
 
 def test_none_is_taken_that_does_not_surely_beat_plain_decoding() -> None:
     slow = choice({"ngram": (1.1, 1.1), str(SMALL): (1.2, 1.2), str(OWN): (0.2, 1.9)})
-    assert slow == Choice(None, "take none: no candidate surely beats plain decoding; prompt lookup does not pay either")
+    assert slow == Choice(None, "take none: no candidate surely beats plain decoding; nor does prompt lookup")
     lookup = choice({"ngram": (0.8, 0.8), str(SMALL): (1.2, 1.2)})
     assert lookup.variant is None
     assert lookup.verdict.endswith(
-        "; ngram with draft_len 4, which needs no model, pays: 1.25 times the tokens/s of plain decoding (1.25 to 1.25)"
+        "; ngram with draft_len 4, which needs no model, does: 1.25 times the tokens/s of plain decoding (1.25 to 1.25)"
     )
     assert choice({str(SMALL): (0.5, 0.5)}, tokens=(7, 7, 7, 7)).variant is None, "what differs is not taken"
 

@@ -77,6 +77,14 @@ def test_the_fastest_comes_first_and_the_last_line_says_what_to_take(command: Co
     assert out.splitlines()[-1].startswith("take ")
 
 
+def test_ratios_of_a_single_group_come_with_a_warning(command: Command) -> None:
+    note = "note: one group of prompts has no spread"
+    (folder := Path("one")).mkdir(exist_ok=True)
+    (folder / "prompt.jsonl").write_text('{"prompt": "alone"}\n')
+    assert note in command("@int8", "--prompts", "one/prompt.jsonl")[2]
+    assert note not in command("@int8")[2]
+
+
 def test_without_one_candidate_that_can_draft_nothing_is_built(command: Command, folder: Path) -> None:
     code, out, err = command("foreign", "--set", "target.max_seq_len=96")
     assert (code, out, err.count("\n")) == (2, "", 1)

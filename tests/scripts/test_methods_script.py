@@ -55,7 +55,7 @@ def test_it_goes_on_where_it_was_cut_off_and_says_what_is_missing(script: Script
     page = Path("page.md").read_text()
     assert "3 of 4 cells are measured" in page
     assert page.count("**Missing:") == 1
-    assert "## int8 target (`tiny`), temperature 1\n\n**Missing: y.**\n" in page
+    assert "## int8 target (`tiny`), temperature 1\n\nDraft tokens a round: 2.\n\n**Missing: y.**\n" in page
 
     assert script(*MEASURE, "--render", "page.md") == 0
     assert re.findall(r"^\d/\d .*", capsys.readouterr().err, re.MULTILINE) == []
@@ -65,6 +65,8 @@ def test_it_goes_on_where_it_was_cut_off_and_says_what_is_missing(script: Script
     page = Path("page.md").read_text()
     assert "4 of 4 cells are measured" in page
     assert "Missing" not in page
+    assert "Prompts a task: at most 2. Tokens an answer: at most 8." in page
+    assert "cores, threads of an engine: 1; " in page
     # The target as its own draft: every draft is right, three tokens a pass but for the end of 8.
     own = re.findall(r"^\| draft_model \| (\S+) \| 1.00 1.00 \| \S+ \| \S+ \(\S+\) \| 0 \|$", page, re.MULTILINE)
     assert own == ["2.67", "2.67"]
