@@ -35,6 +35,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "train": LazyCommand("specbuild.cli.train:command", "Train a draft head for a recipe's target, on texts that it writes itself."),
     "run": LazyCommand("specbuild.cli.run:command", "Generate text with a bundle, drafting and verifying."),
     "bench": LazyCommand("specbuild.cli.bench:command", "Compare speculation methods on a file of prompts."),
+    "draft": LazyCommand("specbuild.cli.draft:command", "Choose a draft model by measuring candidates on a file of prompts."),
     "triton": LazyCommand("specbuild.cli.triton:command", "Serve a bundle on Triton; render, check and measure a deployment."),
     "client": LazyCommand("specbuild.cli.client:command", "Ask a running server, streaming its answer."),
     "demo": LazyCommand("specbuild.cli.demo:command", "Build a small model and show every method side by side."),
