@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.bundle import StepCost
-from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, MethodRecord
+from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, DraftTimes, MethodRecord
 from specbuild.runtime.pace import LARGEST, SMALLEST, Pace
 from specbuild.runtime.prefixes import Prefixes
 from specbuild.runtime.stats import RequestCounter
@@ -71,7 +71,7 @@ def test_nothing_is_drafted_where_nothing_is_accepted() -> None:
 
 def test_a_draft_engine_that_costs_as_much_as_the_target_is_not_asked() -> None:
     slow = times(1.0, 0.1)
-    chooser = DraftLength(LONGEST, slow, {"draft_model": slow})
+    chooser = DraftLength(LONGEST, slow, {"draft_model": DraftTimes(slow)})
     assert settled(chooser, [sequence(method="draft_model")], rate=0.9) in (0, 1)
     assert chooser._current == 0
 
