@@ -70,12 +70,13 @@ def test_speculation_changes_neither_a_token_nor_a_bit(store: Store, precision: 
         assert (found["differing_tokens"], found["differing_rows"]) == (0, 0), (method, draft_len, batch, sampling)
 
 
-def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> None:
+def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> list[None]:
     """The planted fault: as many positions stay as were kept, but one of them is of the first token that was rejected."""
     for sequence, verdict in zip(plan.sequences, verdicts, strict=True):
         kept = len(verdict.accepted)
         path = [*range(kept), kept + 1] if kept < verdict.drafted else range(kept + 1)
         verifier._target.cache.commit(sequence.id, np.array(path))
+    return [None] * len(verdicts)
 
 
 @pytest.mark.slow
