@@ -45,10 +45,7 @@ PASSAGE_QUESTIONS = ("Answer the question using the passages below.", "Use the f
 
 TRANSLATIONS = ("Translate the following {} text into English:", "Translate from {} to English:", "What does this {} text mean in English?")
 LANGUAGES = {
-    "German": (
-        "Die Stadt", "Der Präsident", "Das neue Gesetz", "In Deutschland", "Wir haben", "Der Mann", "Ich bin", "Die Regierung", "Es gibt",
-        "Am Montag", "Sie sagte", "Das Unternehmen", "Viele Menschen", "Im Jahr", "Die Kinder", "Man kann",
-    ),
+    "German": ("Der Präsident", "Die Stadt", "Wir haben", "Es gibt", "Die Kinder", "Ich bin"),
     "French": ("Le président", "La ville", "Nous avons", "Il y a", "Les enfants", "Je suis"),
     "Spanish": ("El presidente", "La ciudad", "Nosotros", "Hay", "Los niños", "Yo soy"),
 }  # fmt: skip
