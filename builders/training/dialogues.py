@@ -164,8 +164,8 @@ def _retrieval(random: np.random.Generator, excerpt: Excerpt) -> Ask:
 
 
 def _translation(random: np.random.Generator, excerpt: Excerpt) -> Ask:
-    language = pick(random, LANGUAGES)
-    return Ask(f"{pick(random, openings.TRANSLATIONS).format(language)}\n\n{pick(random, openings.LANGUAGES[language])}", FOREIGN_TOKENS)
+    language, beginnings = pick(random, tuple(openings.LANGUAGES.items()))
+    return Ask(f"{pick(random, openings.TRANSLATIONS).format(language)}\n\n{pick(random, beginnings)}", FOREIGN_TOKENS)
 
 
 KINDS: dict[str, tuple[float, Callable[[np.random.Generator, Excerpt], Ask]]] = {
@@ -178,5 +178,3 @@ KINDS: dict[str, tuple[float, Callable[[np.random.Generator, Excerpt], Ask]]] = 
 }
 """Kind of dialogue → its share, and how its user begins. Answers of ``passage`` are what others are about."""
 ABOUT_PASSAGES = frozenset({"task", "retrieval"})
-LANGUAGES = tuple(language for language, texts in openings.LANGUAGES.items() for _ in texts)
-"""Each as often as it has first words."""
