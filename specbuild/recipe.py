@@ -171,9 +171,8 @@ class SpeculationSection(Section):
         return self
 
     def _check_compositions(self) -> None:
-        if "draft" in self.drafts or FIRST & self.drafts.keys():
-            taken = ", ".join(sorted({"draft"} & self.drafts.keys() | FIRST & self.drafts.keys()))
-            raise ValueError(f"drafts has the name {taken}, which means another draft; choose another name")
+        if taken := sorted({"draft", *FIRST} & self.drafts.keys()):
+            raise ValueError(f"drafts has the name {', '.join(taken)}, which means another draft; choose another name")
         for place, name in enumerate(self.cascade):
             possible = {"draft", *self.drafts, *(FIRST if place == 0 else ())}
             if name not in possible:

@@ -6,12 +6,13 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import specbuild
@@ -93,7 +94,10 @@ def train(
         raise UsageError(f"{wanted.origin}: {len(samples)} texts with something to learn; give more text, or leave it to the target")
     last = min(HELD_OUT, len(samples)) - 1
     held_out = samples[last::HELD_OUT]
-    learned = [sample for index, sample in enumerate(samples) if index % HELD_OUT != last]
+    # Every position teaches, the user's words too; what is measured is the answers.
+    learned = [
+        replace(sample, learned=np.ones_like(sample.learned)) for index, sample in enumerate(samples) if index % HELD_OUT != last
+    ]
     trainer = _trainer(wanted, preparation, chosen)
     say(f"training the {wanted.role} head: {wanted.settings.steps} steps over {sum(int(s.learned.sum()) for s in learned):,} tokens")
     shards = {file.name: file_digest(file) for file in texts}

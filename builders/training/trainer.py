@@ -21,6 +21,8 @@ from .unroll import Step, bases, medusa_steps, unroll
 
 GO_ON = (0.7, 0.5, 0.35)
 """Share of the bases that are unrolled to the second, third and fourth step: later drafts are rarer, and count so much less."""
+FIRST_ALONE = 0.5
+"""Share of the steps in which only first drafts are learned: they cost half, and later ones build on them."""
 MEDUSA_WEIGHTS = (1.0, 0.8, 0.64, 0.51)
 """Of the losses of Medusa heads, one after the other."""
 
@@ -30,10 +32,9 @@ class Settings:
     """How long and how fast."""
 
     steps: int
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
     """Learned tokens of a batch."""
-    matrix_rate: float = 5e-3
-    vector_rate: float = 1e-3
+    rate: float = 3e-3
     seed: int = 0
     evaluate_every: int = 100
     checkpoint_every: int = 50
@@ -71,7 +72,7 @@ class Trainer:
         else:
             assert isinstance(spec, LayerHead)
             self._network = LayerNetwork(spec, parameters, embedding.bfloat16(), eps)
-        self.optimizer = Optimizer(parameters, steps=settings.steps, matrix_rate=settings.matrix_rate, vector_rate=settings.vector_rate)
+        self.optimizer = Optimizer(parameters, steps=settings.steps, rate=settings.rate)
 
     def run(
         self, samples: Sequence[Sample], held_out: Sequence[Sample], checkpoint: Path, report: Callable[[Progress], None]
@@ -161,6 +162,8 @@ class Trainer:
             return medusa_steps(self._network, batch, features, start)
         everyone = torch.ones(len(start.texts), dtype=torch.bool)
         keep = [everyone if chances is None else chances < share for share in GO_ON]
+        if chances is not None and self.optimizer.done < FIRST_ALONE * self._settings.steps:
+            keep = []
         return unroll(self._network, batch, features, start, keep)
 
     def _chances(self, count: int, part: int) -> Tensor:

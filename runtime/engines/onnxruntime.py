@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,6 @@ from specbuild.errors import BundleError, CapacityError, EnvironmentLacksError, 
 
 from ..engine import KvStorage, Step
 
-STEP_INPUTS = ("input_ids", "position_ids", "write_index", "attention_mask", "logit_rows")
-HEAD_INPUTS = ("features", "previous")
 VIEW_STEP = 64
 """The cache view grows by multiples of this many positions: attention reads the whole view, growing it copies the cache."""
 
@@ -113,7 +112,7 @@ class OnnxRuntimeEngine:
         self._buffers: dict[str, NDArray[np.float32]] = {}
         """Output → memory for it, as large as any pass needed so far."""
         taken = {value.name for value in self._session.get_inputs()}
-        self._inputs = tuple(name for name in (*STEP_INPUTS, *HEAD_INPUTS) if name in taken)
+        self._inputs = tuple(field.name for field in fields(Step) if field.name in taken)
         self._hidden_width = next((value.shape[-1] for value in self._session.get_outputs() if value.name == "hidden"), 0)
         self._hidden: NDArray[np.float32] | None = None
 
