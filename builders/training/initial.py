@@ -35,9 +35,7 @@ def _medusa(role: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return np.zeros(shape, np.float32)
 
 
-def _layer(
-    kind: str, role: str, shape: tuple[int, ...], target: Weights, layers: int, random: np.random.Generator
-) -> NDArray[np.float32]:
+def _layer(kind: str, role: str, shape: tuple[int, ...], target: Weights, layers: int, random: np.random.Generator) -> NDArray[np.float32]:
     part = role.rpartition(".")[2]
     if role == "norm":
         return target.read("norm")

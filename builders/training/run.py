@@ -95,9 +95,7 @@ def train(
     last = min(HELD_OUT, len(samples)) - 1
     held_out = samples[last::HELD_OUT]
     # Every position teaches, the user's words too; what is measured is the answers.
-    learned = [
-        replace(sample, learned=np.ones_like(sample.learned)) for index, sample in enumerate(samples) if index % HELD_OUT != last
-    ]
+    learned = [replace(sample, learned=np.ones_like(sample.learned)) for index, sample in enumerate(samples) if index % HELD_OUT != last]
     trainer = _trainer(wanted, preparation, chosen)
     say(f"training the {wanted.role} head: {wanted.settings.steps} steps over {sum(int(s.learned.sum()) for s in learned):,} tokens")
     shards = {file.name: file_digest(file) for file in texts}
