@@ -81,6 +81,14 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return built(folder, save_letters(folder / "target", list(range(size))), save_letters(folder / "draft", order))
 
 
+def assert_idle(generator: Generator) -> None:
+    proposer = generator._proposers["draft_model"]
+    assert isinstance(proposer, RetokenizedProposer)
+    assert isinstance(proposer._model, DraftModelProposer)
+    proposer._model._model.check()
+    assert (proposer._copies, proposer._model._model.owners) == ({}, ())
+
+
 def answers(generator: Generator, **options: Any) -> list[Completion]:
     """Of every prompt, and of tokens that are parts of characters."""
     prompts = [*PROMPTS, generator.encode("🙂")[:3]]
@@ -96,12 +104,7 @@ def test_the_output_is_the_targets_own(strangers: Bundle, method: str, temperatu
     drafted = answers(generator, speculation=method, temperature=temperature)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert sum(one.stats.num_draft_tokens for one in drafted) > 0
-    proposer = generator._proposers["draft_model"]
-    assert isinstance(proposer, RetokenizedProposer)
-    assert proposer._copies == {}
-    assert isinstance(proposer._model, DraftModelProposer)
-    proposer._model._model.check()
-    assert proposer._model._model.owners == ()
+    assert_idle(generator)
 
 
 @pytest.mark.parametrize("rule", ["block", "token"])
@@ -126,7 +129,7 @@ def test_the_same_model_in_other_ids_is_right_every_time(twins: Bundle, method: 
 
 def test_the_text_is_read_once(twins: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the draft's engine is given: its prompt, then the tokens that are new, and now and then the last words in other tokens."""
-    generator = Generator(twins, batch=1, threads=1)
+    generator = Generator(twins, batch=1, threads=1, remember=1000)
     generator._proposers["draft_model"]
     engine = generator._proposers.engine("draft")
     given: list[int] = []
@@ -138,17 +141,43 @@ def test_the_text_is_read_once(twins: Bundle, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(engine, "forward", watched)
     prompt = "the quick brown fox jumps over " * 6
-    generator.generate([prompt], SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, draft_len=4))
-    assert sum(given) < len(prompt) + 2 * 50
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, draft_len=4)
+    (once,) = generator.generate([prompt], params)
+    assert len(prompt) + 40 <= sum(given) <= len(prompt) + 50
+    given.clear()
+    (again,) = generator.generate([prompt], params)
+    assert sum(given) < 2 * 50 + 100, "most of the prompt is remembered"
+    assert again.token_ids == once.token_ids
+
+
+@pytest.mark.parametrize("passes", [0, 2, 5, 9])
+def test_an_interruption_leaves_nothing_behind(twins: Bundle, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(twins, batch=3, threads=1)
+    expected = answers_of_letters(generator)
+    engine, left = generator._proposers.engine("draft"), iter(range(passes))
+    forward = engine.forward
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return forward(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answers_of_letters(generator)
+    assert_idle(generator)
+    assert [one.token_ids for one in answers_of_letters(generator)] == [one.token_ids for one in expected]
 
 
 def test_a_text_that_the_draft_has_no_room_for_gets_no_drafts(twins: Bundle) -> None:
     """Where a token of the target is several of the draft's: the prompt fits the one and not the other, or the answer outgrows it."""
-    entry = twins.engine("draft").model_copy(update={"max_seq_len": 40})
+    entry = twins.engine("draft")
+    entry = entry.model_copy(update={"max_seq_len": 40, "capacity": 40 + entry.max_step - 1})
     engines = tuple(entry if one.role == "draft" else one for one in twins.manifest.engines)
     small = Bundle(twins.path, twins.manifest.model_copy(update={"engines": engines}))
     generator = Generator(small, batch=3, threads=1)
-    growing, short, long = ("A" * 20, "B", "C" * 60)
+    growing, short, long = ("A" * 20, "B", "C" * 150)
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, speculation="draft_model") for n in (60, 20, 20)]
     one, other, none = generator.generate([growing, short, long], params)
     assert 10 <= one.stats.num_draft_tokens == one.stats.num_accepted_tokens <= 20

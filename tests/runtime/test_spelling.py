@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,12 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, processors
 
 from specbuild.bundle import Vocabulary
+from specbuild.runtime.draft import Draft
+from specbuild.runtime.proposers.base import Ask, Proposer
+from specbuild.runtime.proposers.retokenized import RetokenizedProposer
 from specbuild.runtime.proposers.spelling import KEEP, Spelling, Transcript, decoded
+from specbuild.runtime.request import Request, Running
+from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.tokenizer import Tokenizer
 
 PIECES = ["the", " ", " the", " cat", "é", "读书", "🙂", "\n", "\n\n", "re", "    ", "=12", END]
@@ -52,7 +57,7 @@ def spellings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Spelling]:
     for name, kind in KINDS.items():
         folder, fast = tmp_path_factory.mktemp(name), kind()
         fast.save(str(folder / "tokenizer.json"))
-        known = Vocabulary(size=fast.get_vocab_size(), bos_token_id=256, eos_token_ids=(), pad_token_id=None)
+        known = Vocabulary(size=fast.get_vocab_size(), bos_token_id=256, eos_token_ids=(256,), pad_token_id=None)
         made[name] = Spelling(Tokenizer(folder, known), known)
     return made
 
@@ -112,3 +117,43 @@ def test_a_character_is_drafted_whole_or_not_at_all(spellings: dict[str, Spellin
         assert spelling.continued(parts[:begun], smile[begun:]) == parts[begun:]
         assert spelling.continued([], smile[:begun]) == []
         assert spelling.continued([], b"t" + smile[:begun]) == spelling.tokenizer.encode("t")
+
+
+class Scripted(Proposer):
+    """Drafts what it is told to, and notes the texts that it was asked to go on from."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.texts: list[list[int]] = []
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.texts += [ask.tokens for ask in asks]
+        return [Draft.chain(self.tokens[: ask.draft_len]) for ask in asks]
+
+
+@pytest.mark.parametrize("kind", ["coarse", "sentence_piece"])
+def test_a_draft_after_half_a_character_ends_that_character(spellings: dict[str, Spelling], kind: str) -> None:
+    target, own = spellings["byte_level"], spellings[kind]
+    text = target.tokenizer.encode("the cat 🙂")
+    *begun, third, fourth = text
+    sequence = Running(Request(0, tuple(begun), SamplingParams(), 0, "draft_model", 7), "coupled", target.tokenizer, 264, (256,))
+    model = Scripted()
+    proposer = RetokenizedProposer(model, own, target, longest=100)
+    proposer.admit(sequence)
+
+    def drafted(said: str, length: int = 7, after: tuple[int, ...] = ()) -> tuple[int, ...]:
+        model.tokens = [span.token for span in own.spans(said)]
+        return proposer.propose([Ask(sequence, length, after)])[0].tokens
+
+    the = target.tokenizer.encode(" the")
+    assert drafted("🙂 the") == (third, fourth, *the)
+    assert drafted("🙂 the", after=(third,)) == (fourth, *the)
+    assert drafted("🙂 the", length=2 if kind == "coarse" else 4)[:1] == (third,)
+    assert drafted(" the") == drafted("é") == drafted("") == (), "no continuation of what is there"
+    model.tokens = [*(span.token for span in own.spans("🙂")), 256, *(span.token for span in own.spans(" the"))]
+    assert proposer.propose([Ask(sequence, 7)])[0].tokens == (third, fourth), "the model ended its text there"
+    assert {own.says(tokens).removeprefix(b"<s>").strip() for tokens in model.texts} == {b"the cat"}
+    for token in (third, fourth):
+        sequence.context.push(token)
+    assert drafted(" the") == tuple(the)
+    assert own.says(model.texts[-1]).endswith("the cat 🙂".encode())
