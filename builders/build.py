@@ -15,11 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import specbuild
-from specbuild.bundle import MANIFEST, Bundle, EngineEntry, Manifest, Vocabulary, file_digest
+from specbuild.bundle import MANIFEST, TOKENIZER, Bundle, EngineEntry, Manifest, Vocabulary, file_digest
 from specbuild.errors import BuildError
 from specbuild.recipe import Recipe
 
-from .checkpoint import Checkpoint, TokenizerFiles
+from .checkpoint import Checkpoint
+from .compilers.base import Role
 from .engines import Prober, Progress, compared, compile_engines, measure
 from .facts import ModelFacts
 from .plan import BuildPlan
@@ -63,7 +64,8 @@ def build(
         if probe is not None:
             engines = measure(engines, preparation, staging, probe, progress)
         progress("writing the manifest")
-        _write_tokenizer(preparation.checkpoints["target"].tokenizer, staging / "tokenizer")
+        engines = tuple(entry.model_copy(update={"vocabulary": _own_vocabulary(preparation, entry.role)}) for entry in engines)
+        _write_tokenizers(preparation, engines, staging)
         manifest = _manifest(preparation, engines, staging)
         (staging / MANIFEST).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
         Bundle.open(staging)
@@ -75,12 +77,26 @@ def _opened(path: Path, recipe: Recipe) -> Bundle:
     return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"recipe": recipe}))
 
 
-def _write_tokenizer(files: TokenizerFiles, folder: Path) -> None:
+def _own_vocabulary(preparation: Preparation, role: Role) -> Vocabulary | None:
+    """Of a draft model that the recipe gives one; None: its ids are the target's."""
+    section = preparation.plan.recipe.speculation.models.get(role)
+    if section is None or section.vocabulary == "same":
+        return None
+    return _vocabulary(preparation.models[role], preparation.checkpoints[role])
+
+
+def _write_tokenizers(preparation: Preparation, engines: tuple[EngineEntry, ...], staging: Path) -> None:
+    files = preparation.checkpoints["target"].tokenizer
+    folder = staging / TOKENIZER
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(files.tokenizer_json)
     (folder / "generation_config.json").write_text(json.dumps(dict(files.generation_config), indent=2), encoding="utf-8")
     if files.chat_template is not None:
         (folder / "chat_template.jinja").write_text(files.chat_template, encoding="utf-8")
+    for entry in engines:
+        if entry.vocabulary is not None:
+            (staging / entry.tokenizer).mkdir()
+            (staging / entry.tokenizer / "tokenizer.json").write_bytes(preparation.checkpoints[entry.role].tokenizer.tokenizer_json)
 
 
 def _manifest(preparation: Preparation, engines: tuple[EngineEntry, ...], staging: Path) -> Manifest:

@@ -34,8 +34,11 @@ def preflight(recipe: Recipe, models: Sequence[ModelFacts]) -> None:
         check_config(draft, recipe.speculation.models[draft.role].config, f"{section_key(draft.role)}.config")
         check_positions(recipe, draft)
         check_padding(draft)
-        check_tokenizers(target, draft)
-        check_vocabularies(target, draft)
+        if recipe.speculation.models[draft.role].vocabulary == "same":
+            check_tokenizers(target, draft)
+            check_vocabularies(target, draft)
+        else:
+            check_own_vocabulary(target, draft)
 
 
 def check_lengths(recipe: Recipe) -> None:
@@ -118,7 +121,17 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts) -> None:
         raise PreflightError(
             f"the tokenizers of target {target.source} and draft {draft.source} differ: {difference}; "
             f"set {section_key(draft.role)}.checkpoint to a model of the target's own family and tokenizer, "
-            "or remove it to draft with the target's int4 build"
+            "remove it to draft with the target's int4 build, "
+            f"or set {section_key(draft.role)}.vocabulary to own, and drafts are translated by way of their text"
+        )
+
+
+def check_own_vocabulary(target: ModelFacts, draft: ModelFacts) -> None:
+    """Translating between equal vocabularies would cost acceptance for nothing."""
+    if target.tokenizer is not None and target.tokenizer == draft.tokenizer:
+        raise PreflightError(
+            f"{section_key(draft.role)}.vocabulary is 'own', but target {target.source} and draft {draft.source} have one tokenizer; "
+            "set it to same"
         )
 
 

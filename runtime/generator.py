@@ -61,7 +61,7 @@ class Generator:
         if not 1 <= self.rows <= entry.max_batch_size:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {entry.max_batch_size}; raise target.max_batch_size")
         self.entry = entry
-        self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
+        self.tokenizer = Tokenizer(bundle.path / entry.tokenizer, bundle.manifest.vocabulary)
         target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember, resident=interactive)
         # Not by way of this generator: a circle of references would keep its memory until a collection.
         self._proposers = Proposers(bundle, Means(self.rows, threads, remember, interactive, target), proposers or {})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -17,6 +17,14 @@ from specbuild.bundle import Vocabulary
 from specbuild.errors import BundleError, RequestError
 
 REPLACEMENT = "\ufffd"
+
+
+class Span(NamedTuple):
+    """A token of a text, and the characters start … end − 1 that it is of; white space at the start may be left out."""
+
+    token: int
+    start: int
+    end: int
 
 
 class Tokenizer:
@@ -49,6 +57,11 @@ class Tokenizer:
         """Token ids of ``text``; ``special`` adds what the checkpoint's tokenizer puts around a text (a BOS, say)."""
         ids: list[int] = self._fast.encode(text, add_special_tokens=special).ids
         return ids
+
+    def spans(self, text: str) -> list[Span]:
+        """Tokens of ``text``, with nothing put around it, and where they are. Those of one character all span the whole of it."""
+        encoding = self._fast.encode(text, add_special_tokens=False)
+        return [Span(token, start, end) for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ``tokens``; bytes that form no character become U+FFFD."""

@@ -3,6 +3,7 @@
 <bundle>/manifest.json     everything below, as one frozen Manifest
 <bundle>/engines/…         model.onnx + data, or *.engine
 <bundle>/tokenizer/…       tokenizer.json, chat_template.jinja, generation_config.json
+<bundle>/tokenizer/<role>/ tokenizer.json of a draft model that has a vocabulary of its own
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from specbuild.recipe import Backend, HeadRole, Recipe, section_key
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
 REBUILD = "build it anew with `specbuild engine build --force`"
 
 
@@ -66,6 +68,16 @@ class LowerPart(Record):
     num_layers: int
 
 
+class Vocabulary(Record):
+    """Tokens as a checkpoint declares them."""
+
+    size: int
+    """Ids that the tokenizer knows; an engine's ``vocab_size`` may be larger by padding."""
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+
+
 class EngineEntry(Record):
     """One compiled engine and the signature that it has.
 
@@ -107,6 +119,8 @@ class EngineEntry(Record):
     kv_dtype: str
     """``float32``, ``float16`` or ``bfloat16``."""
     vocab_size: int
+    vocabulary: Vocabulary | None = None
+    """Of a draft model whose ids mean something else than the target's; None: they are the target's."""
     hidden_size: int
     taps: tuple[int, ...] = ()
     """Hidden states, ascending: of a target those in its output ``hidden``, of a head those that make its ``features``. Tap n
@@ -137,6 +151,11 @@ class EngineEntry(Record):
     """None: built with ``--no-probe``; nothing was measured."""
 
     @property
+    def tokenizer(self) -> str:
+        """Folder inside the bundle of the tokenizer that its ids are of."""
+        return TOKENIZER if self.vocabulary is None else f"{TOKENIZER}/{self.role}"
+
+    @property
     def feature_width(self) -> int:
         """Width of the input ``features``; 0: it takes none."""
         return self.hidden_size * len(self.taps) if self.role in get_args(HeadRole) else 0
@@ -162,16 +181,6 @@ class EngineEntry(Record):
             )
 
 
-class Vocabulary(Record):
-    """Tokens as the target's checkpoint declares them."""
-
-    size: int
-    """Ids that the tokenizer knows; an engine's ``vocab_size`` may be larger by padding."""
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    pad_token_id: int | None
-
-
 class Manifest(Record):
     """All that the runtime needs to know about a bundle before it opens an engine."""
 
@@ -184,6 +193,7 @@ class Manifest(Record):
     tools: dict[str, str]
     """Library → version, as they were when it was built."""
     vocabulary: Vocabulary
+    """The target's."""
     engines: tuple[EngineEntry, ...]
     files: dict[str, str]
     """Path inside the bundle → sha256, for every file but the manifest."""
@@ -246,7 +256,7 @@ class Bundle:
             bundle = cls(path, Manifest.model_validate(raw))
         except ValidationError as error:
             raise BundleError(f"{file}: {error.errors()[0]['msg']}; {REBUILD}") from error
-        bundle.verify_files(under="tokenizer/")
+        bundle.verify_files(under=f"{TOKENIZER}/")
         return bundle
 
     def engine(self, role: str) -> EngineEntry:

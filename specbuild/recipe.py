@@ -17,6 +17,7 @@ Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medu
 Retrieval = Literal["ngram", "suffix"]
 Verification = Literal["coupled", "block", "token", "traversal", "recursive", "target_only"]
 Lossy = Literal["typical"]
+DraftVocabulary = Literal["same", "own"]
 DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 HeadRole = Literal["mtp", "eagle3", "medusa"]
 LOWER = "target.lower"
@@ -75,6 +76,10 @@ class DraftSection(Section):
     checkpoint: str | None = Field(default=None, description="Where the draft comes from; empty: the target's own checkpoint.")
     precision: Precision = Field(default="int4", description="Weights of the draft engine.")
     config: dict[str, Any] | None = Field(default=None, description="As target.config, for the draft's checkpoint.")
+    vocabulary: DraftVocabulary = Field(
+        default="same",
+        description="same: the target's. own: another; drafts are translated by way of their text, the model's likeliest tokens only.",
+    )
 
 
 class HeadSection(Section):
@@ -177,6 +182,11 @@ class SpeculationSection(Section):
             possible = {"draft", *self.drafts, *(FIRST if place == 0 else ())}
             if name not in possible:
                 raise ValueError(f"cascade[{place}] is {name!r}, but must be one of: {', '.join(sorted(possible))}")
+            section = self.models.get(draft_role(name)) if place else None
+            if section is not None and section.vocabulary == "own" and self.cascade[:place] != ("ngram",):
+                raise ValueError(
+                    f"cascade[{place}] is {name!r}, whose vocabulary is its own: nothing but ngram can draft for it; put it first"
+                )
         if self.hybrid_model in ("off", "hybrid", *get_args(Retrieval)):
             raise ValueError(f"hybrid_model is {self.hybrid_model!r}, but must be a method that runs a model, such as draft_model")
 

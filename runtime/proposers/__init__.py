@@ -15,6 +15,7 @@ from specbuild.recipe import LOWER, SpeculationSection, draft_role
 from ..engine import Engine
 from ..engines import load
 from ..model import CachedModel
+from ..tokenizer import Tokenizer
 from .base import Proposer, Retriever
 from .draft_model import DraftModelProposer
 from .early_exit import EarlyExitProposer
@@ -23,6 +24,8 @@ from .joint import Joint
 from .layer_head import LayerHeadProposer
 from .medusa import MedusaProposer
 from .ngram import NgramProposer
+from .retokenized import RetokenizedProposer
+from .spelling import Spelling
 from .suffix import SuffixProposer
 
 
@@ -104,6 +107,20 @@ class Proposers:
         assert self._means.target is not None, "early exit drafts beside a target"
         return self._means.target
 
+    def drafter(self, role: str, inner: Proposer | None = None) -> Proposer:
+        """The draft model of ``role``, for which ``inner`` drafts; translated where its vocabulary is its own.
+
+        Raises:
+            BundleError: the bundle has no such engine.
+        """
+        model = DraftModelProposer(self.model(role), inner)
+        entry, path, known = self._bundle.engine(role), self._bundle.path, self._bundle.manifest.vocabulary
+        if entry.vocabulary is None:
+            return model
+        own = Spelling(Tokenizer(path / entry.tokenizer, entry.vocabulary), entry.vocabulary)
+        target = Spelling(Tokenizer(path / self._bundle.engine("target").tokenizer, known), known)
+        return RetokenizedProposer(model, own, target, entry.max_seq_len)
+
     def joint(self, role: str) -> Joint:
         """What joins the head ``role`` to the target.
 
@@ -129,7 +146,7 @@ def _suffix(proposers: Proposers) -> Proposer:
 
 
 def _draft_model(proposers: Proposers) -> Proposer:
-    return DraftModelProposer(proposers.model("draft"))
+    return proposers.drafter("draft")
 
 
 def _mtp(proposers: Proposers) -> Proposer:
@@ -151,9 +168,9 @@ def _early_exit(proposers: Proposers) -> Proposer:
 def _cascade(proposers: Proposers) -> Proposer:
     """Each model of the list drafts for the next; the first of the list may be any method."""
     first, *others = proposers.speculation.cascade
-    made = proposers[first] if first in METHODS else DraftModelProposer(proposers.model(draft_role(first)))
+    made = proposers[first] if first in METHODS else proposers.drafter(draft_role(first))
     for name in others:
-        made = DraftModelProposer(proposers.model(draft_role(name)), made)
+        made = proposers.drafter(draft_role(name), made)
     return made
 
 

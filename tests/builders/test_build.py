@@ -59,6 +59,22 @@ def test_a_bundle_is_complete_and_describes_itself(tmp_path: Path, tiny_checkpoi
     assert {"specbuild", "onnxruntime", "onnx-ir", "python"} <= manifest.tools.keys()
 
 
+def test_a_draft_of_another_vocabulary_brings_its_tokenizer_along(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    other = save_tiny(tmp_path / "other", tokens=("<|tool|>",), eos_token_id=257)
+    section = {"checkpoint": str(other), "vocabulary": "own"}
+    asked = recipe(tiny_checkpoint, speculation={"draft": section, "drafts": {"twin": section}})
+    bundle = build(asked, store=Store(tmp_path / "store")).bundle
+    known = {"size": 258, "bos_token_id": 256, "eos_token_ids": (257,), "pad_token_id": None}
+    assert bundle.engine("target").vocabulary is None
+    assert bundle.engine("draft").file == bundle.engine("draft.twin").file
+    for role in ("draft", "draft.twin"):
+        vocabulary = bundle.engine(role).vocabulary
+        assert vocabulary is not None
+        assert vocabulary.model_dump() == known
+        assert f"tokenizer/{role}/tokenizer.json" in bundle.manifest.files
+        assert (bundle.path / bundle.engine(role).tokenizer / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
+
+
 def test_the_second_build_builds_nothing_and_force_does(tmp_path: Path, tiny_checkpoint: Path) -> None:
     store = Store(tmp_path / "store")
     said: list[str] = []

@@ -55,6 +55,23 @@ def test_vocabularies_that_differ_by_content(tmp_path: Path, tiny_checkpoint: Pa
     message = refusal(tmp_path, pair(tiny_checkpoint, draft))
     assert "id 257 is absent in the target and '<|tool|>' in the draft" in message
     assert "set speculation.draft.checkpoint to a model of the target's own family" in message
+    assert message.endswith("or set speculation.draft.vocabulary to own, and drafts are translated by way of their text")
+    plan = dry_plan(pair(tiny_checkpoint, draft, "speculation.draft.vocabulary=own"))
+    assert [step.role for step in plan.steps] == ["target", "draft"]
+
+
+def test_a_vocabulary_of_its_own_that_is_the_targets(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    draft = save_tiny(tmp_path / "draft", seed=1)
+    message = refusal(tmp_path, pair(tiny_checkpoint, draft, "speculation.draft.vocabulary=own"))
+    assert message == (
+        f"speculation.draft.vocabulary is 'own', but target {tiny_checkpoint} and draft {draft} have one tokenizer; set it to same"
+    )
+
+
+def test_a_draft_without_a_tokenizer(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    draft = save_tiny(tmp_path / "draft", tokens=("<|tool|>",))
+    (draft / "tokenizer.json").unlink()
+    assert "tokenizer.json" in refusal(tmp_path, pair(tiny_checkpoint, draft, "speculation.draft.vocabulary=own"), CheckpointError)
 
 
 def test_a_named_draft_is_checked_like_the_first(tmp_path: Path, tiny_checkpoint: Path) -> None:

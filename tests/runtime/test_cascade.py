@@ -209,6 +209,11 @@ def test_a_draft_that_says_another_law_than_its_own_is_found_out(toys: Toys, mon
         ({"cascade": ["draft", "ngram"]}, r"cascade\[1\] is 'ngram', but must be one of: draft \["),
         ({"cascade": ["cascade", "draft"]}, r"cascade\[0\] is 'cascade', but must be one of: draft, draft_model, ngram, suffix \["),
         ({"cascade": ["draft", "big"], "drafts": {"middle": {}}}, r"cascade\[1\] is 'big', but must be one of: draft, middle \["),
+        (
+            {"draft": {"vocabulary": "own"}, "cascade": ["suffix", "draft"]},
+            r"cascade\[1\] is 'draft', whose vocabulary is its own: .* put it",
+        ),
+        ({"draft": {}, "drafts": {"b": {"vocabulary": "own"}}, "cascade": ["draft", "b"]}, "nothing but ngram can draft for it"),
         ({"method": "cascade"}, r"method 'cascade' needs a 'draft' section; add `draft: \{\}`"),
         ({"drafts": {"draft": {}}}, "drafts has the name draft, which means another draft"),
         ({"drafts": {"ngram": {}}}, "drafts has the name ngram"),
