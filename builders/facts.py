@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from specbuild.errors import CheckpointError
-from specbuild.recipe import LOWER, Recipe, Trained
+from specbuild.recipe import LOWER, Recipe, TrainedRole
 
 from .architectures import decoder_spec
 from .checkpoint import Checkpoint, ModelFiles, open_head
@@ -70,7 +70,7 @@ def parts(recipe: Recipe, models: Sequence[ModelFacts], heads: Sequence[HeadFact
 class HeadFacts:
     """A draft head beside them, or an adapter for an early exit, which has no engine of its own."""
 
-    role: Trained
+    role: TrainedRole
     source: str
     """Its files, as the recipe names them; the target's checkpoint if it names none."""
     spec: HeadSpec
@@ -82,7 +82,7 @@ class HeadFacts:
     """[V_draft] the target's id of each draft id; None: the same."""
 
 
-def head_facts(role: Trained, source: str, target: DecoderSpec) -> HeadFacts:
+def head_facts(role: TrainedRole, source: str, target: DecoderSpec) -> HeadFacts:
     """The facts of the head at ``source``.
 
     Raises:

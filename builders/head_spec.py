@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.recipe import Trained
+from specbuild.recipe import TrainedRole
 
 from .decoder_spec import DecoderSpec, adapter_shapes, decoder_layer_shapes
 
@@ -15,7 +15,7 @@ Shapes = dict[str, tuple[int, ...]]
 class HeadSpec:
     """What all heads have in common. H is the hidden size, the target's own."""
 
-    role: Trained
+    role: TrainedRole
     hidden_size: int
     vocab_size: int
     """Tokens that its logits are over: the draft vocabulary, which may be a part of the target's."""

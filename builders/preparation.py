@@ -9,7 +9,7 @@ from pathlib import Path
 
 import specbuild
 from specbuild.errors import EnvironmentLacksError
-from specbuild.recipe import LOWER, Recipe, Trained
+from specbuild.recipe import LOWER, Recipe, TrainedRole
 
 from .architectures import family
 from .checkpoint import Checkpoint, open_checkpoint
@@ -103,7 +103,7 @@ def sources(recipe: Recipe) -> dict[Role, tuple[str, Mapping[str, object] | None
 def _heads(recipe: Recipe, target: ModelFacts) -> dict[Role, HeadFacts]:
     """The facts of every draft head of the recipe, and of an adapter, each checked against the target."""
     present, exit_ = recipe.speculation.heads.present(), recipe.speculation.early_exit
-    named: dict[Trained, str] = {role: section.checkpoint or recipe.checkpoint for role, section in present.items()}
+    named: dict[TrainedRole, str] = {role: section.checkpoint or recipe.checkpoint for role, section in present.items()}
     if exit_ is not None and exit_.adapter is not None:
         named["early_exit"] = exit_.adapter
     heads: dict[Role, HeadFacts] = {role: head_facts(role, source, target.spec) for role, source in named.items()}

@@ -19,7 +19,7 @@ Verification = Literal["coupled", "block", "token", "traversal", "recursive", "t
 Lossy = Literal["typical"]
 DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 HeadRole = Literal["mtp", "eagle3", "medusa"]
-Trained = Literal[HeadRole, "early_exit"]
+TrainedRole = Literal[HeadRole, "early_exit"]
 """What can be trained: draft heads, and an adapter for the target's first layers."""
 LOWER = "target.lower"
 """The role of the target's first layers, where it is compiled in two for early exit."""

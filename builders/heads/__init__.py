@@ -6,20 +6,20 @@ import importlib
 import pkgutil
 
 from specbuild.errors import CheckpointError
-from specbuild.recipe import Trained
+from specbuild.recipe import TrainedRole
 
 from ..checkpoint import ModelFiles
 from .base import Layout
 
 
-def layouts(role: Trained) -> list[Layout]:
+def layouts(role: TrainedRole) -> list[Layout]:
     """The layouts of ``role``, by the modules of this folder."""
     modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
     found = [module.LAYOUT for module in modules if hasattr(module, "LAYOUT")]
     return [layout for layout in found if layout.role == role]
 
 
-def layout_of(files: ModelFiles, role: Trained) -> tuple[Layout, str]:
+def layout_of(files: ModelFiles, role: TrainedRole) -> tuple[Layout, str]:
     """The layout of ``files`` among those of ``role``, and the prefix of its tensors.
 
     Raises:
@@ -34,12 +34,12 @@ def layout_of(files: ModelFiles, role: Trained) -> tuple[Layout, str]:
     raise CheckpointError(f"{files.source}: no {described(role)} is in it (layouts that are read: {names}); {mend(role)}")
 
 
-def described(role: Trained) -> str:
+def described(role: TrainedRole) -> str:
     """What messages call it."""
     return "early_exit adapter" if role == "early_exit" else f"{role} head"
 
 
-def mend(role: Trained) -> str:
+def mend(role: TrainedRole) -> str:
     """What to change in a recipe that names a wrong one."""
     if role == "early_exit":
         return "set speculation.early_exit.adapter to one trained for this target and its speculation.early_exit.layers, or remove it"

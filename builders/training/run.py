@@ -17,8 +17,7 @@ import torch
 import specbuild
 from specbuild.bundle import canonical_json, file_digest
 from specbuild.errors import UsageError
-from specbuild.recipe import Recipe
-from specbuild.recipe import Trained as Kind
+from specbuild.recipe import Recipe, TrainedRole
 
 from ..compilers.base import CompileJob
 from ..preparation import Preparation, prepare
@@ -42,7 +41,7 @@ HELD_OUT = 32
 class Wanted:
     """What is to be trained, and on how much."""
 
-    role: Kind
+    role: TrainedRole
     recipe: Recipe
     """Of the target; draft model and heads of its own do not matter. For an adapter it says behind which layer the exit is."""
     tokens: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from specbuild.recipe import HeadRole, Trained
+from specbuild.recipe import HeadRole, TrainedRole
 
 from ..decoder_spec import DecoderSpec
 from ..head_spec import ExitAdapter, HeadSpec, LayerHead, MedusaHead
@@ -28,7 +28,7 @@ def kept_taps(target: DecoderSpec, exit_layer: int | None = None) -> tuple[int, 
     return (*sorted({tap for tap in eagle3_taps(target) if 0 <= tap < target.num_layers}), target.num_layers)
 
 
-def head_spec(role: Trained, target: DecoderSpec, vocab_size: int, exit_layer: int | None = None) -> HeadSpec:
+def head_spec(role: TrainedRole, target: DecoderSpec, vocab_size: int, exit_layer: int | None = None) -> HeadSpec:
     """The head of kind ``role`` with a draft vocabulary of ``vocab_size``; of an adapter the vocabulary that it is trained on."""
     if role == "early_exit":
         assert exit_layer is not None, "the recipe says where"

@@ -13,7 +13,7 @@ import click
 from specbuild.cli.output import JSON_OPTION, RECIPE_OPTION, SET_OPTION, print_json, progress, say
 from specbuild.cli.sources import PROMPTS_HELP
 from specbuild.errors import EnvironmentLacksError, UsageError
-from specbuild.recipe import HeadsSection, Trained
+from specbuild.recipe import HeadsSection, TrainedRole
 
 if TYPE_CHECKING:
     from specbuild.builders.training.sources import Source
@@ -26,7 +26,7 @@ WRITING_BATCH = 64
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(get_args(Trained)))
+@click.argument("kind", type=click.Choice(get_args(TrainedRole)))
 @RECIPE_OPTION
 @SET_OPTION
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where it goes; default: ./NAME-KIND, or ./NAME-KIND-LAYERS.")
@@ -39,7 +39,7 @@ WRITING_BATCH = 64
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads; default: all cores.")
 @JSON_OPTION
 def command(
-    kind: Trained,
+    kind: TrainedRole,
     reference: str,
     settings: tuple[str, ...],
     out: Path | None,
@@ -85,7 +85,7 @@ def command(
     click.echo(trained.folder)
 
 
-def _bare(recipe: Recipe, kind: Trained) -> Recipe:
+def _bare(recipe: Recipe, kind: TrainedRole) -> Recipe:
     """The target alone, with room for many dialogues at a time: what it is to have beside it may not be there yet. An adapter is trained
     for the place of the exit.
 

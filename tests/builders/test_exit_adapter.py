@@ -128,7 +128,7 @@ def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_it_compiles_for_rtx_without_a_gpu(tmp_path: Path) -> None:
     adapter = save_head(tmp_path / "adapter", *exit_adapter(CUT))
-    rtx = {"backend": "tensorrt-rtx", "tensorrt": {"compute_capabilities": ["sm89"], "max_prefill_len": 32}}
+    rtx: dict[str, Any] = {"backend": "tensorrt-rtx", "tensorrt": {"compute_capabilities": ["sm89"], "max_prefill_len": 32}}
     preparation = prepare(recipe(tmp_path, adapter, "int4", **rtx))
     (tmp_path / "staging").mkdir()
     entries = compile_engines(preparation, tmp_path / "staging", lambda message: None)

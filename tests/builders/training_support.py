@@ -23,7 +23,7 @@ from specbuild.builders.training.specs import head_spec, kept_taps
 from specbuild.builders.training.teacher import Wish
 from specbuild.builders.training.trainer import Settings, Trainer
 from specbuild.builders.training.vocabulary import DraftVocabulary
-from specbuild.recipe import Recipe, Trained
+from specbuild.recipe import Recipe, TrainedRole
 
 END = 256
 RING = 40
@@ -83,7 +83,7 @@ class World:
         write_features(folder / "texts.safetensors", self.shard, self.reader, head[self.vocabulary.ids], self.vocabulary)
         self.samples: list[Sample] = list(load_samples(self.shard))
 
-    def trainer(self, role: Trained, steps: int, **settings: Any) -> Trainer:
+    def trainer(self, role: TrainedRole, steps: int, **settings: Any) -> Trainer:
         ids = self.vocabulary.ids
         spec = head_spec(role, self.target, len(ids), self.exit_layer)
         return Trainer(
