@@ -105,7 +105,7 @@ def _manifest(preparation: Preparation, engines: tuple[EngineEntry, ...], stagin
     return Manifest(
         digest=plan.digest,
         recipe=plan.recipe,
-        checkpoints={step.role: preparation.facts(step.role).digest or "" for step in plan.steps},
+        checkpoints={role: preparation.facts(role).digest or "" for role in (*(step.role for step in plan.steps), *preparation.heads)},
         tools=_tools(plan),
         vocabulary=_vocabulary(models["target"], preparation.checkpoints["target"]),
         engines=engines,

@@ -68,15 +68,17 @@ class DecoderSpec:
     """Layers of the model that come before these ``num_layers``: not 0 for the upper part of a model that was cut in two."""
     layers_after: int = 0
     """Layers of the model that come after these: not 0 for the lower part."""
+    adapter_size: int = 0
+    """Inner width of a trained adapter between norm and head; 0: there is none. Only the lower part may have one."""
 
     @property
     def layers(self) -> range:
         """Those that this describes, by their numbers in the whole model."""
         return range(self.first_layer, self.first_layer + self.num_layers)
 
-    def lower(self, layers: int) -> DecoderSpec:
-        """The first ``layers`` layers alone, with the model's own norm and head after them."""
-        return replace(self, num_layers=layers, layers_after=self.num_layers - layers)
+    def lower(self, layers: int, adapter_size: int = 0) -> DecoderSpec:
+        """The first ``layers`` layers alone, with the model's own norm and head after them, or those of an adapter."""
+        return replace(self, num_layers=layers, layers_after=self.num_layers - layers, adapter_size=adapter_size)
 
     def upper(self, layers: int) -> DecoderSpec:
         """The layers after the first ``layers``. They have no embedding that a tied head could share."""
@@ -94,6 +96,7 @@ class Weights(Protocol):
     ``attention_norm`` [H], ``q`` [heads·D,H], ``k`` and ``v`` [kv_heads·D,H], ``o`` [H,heads·D], ``mlp_norm`` [H],
     ``gate`` and ``up`` [I,H], ``down`` [H,I]; ``q_bias`` … ``down_bias`` where the spec says so; ``q_norm``, ``k_norm`` [D].
     A mixture of experts has ``router`` [E,H] in place of the MLP, and ``gate``, ``up``, ``down`` under ``experts.<e>.``.
+    An adapter of inner width A has ``adapter.up`` [A,H] and ``adapter.down`` [H,A].
     """
 
     def read(self, role: str) -> NDArray[np.float32]:
@@ -128,6 +131,11 @@ def decoder_layer_shapes(spec: DecoderSpec, *, width: int | None = None, experts
     if spec.qk_norm:
         layer |= {"q_norm": (head,), "k_norm": (head,)}
     return layer | (_expert_shapes(spec) if experts else _mlp_shapes(hidden, spec.intermediate_size, biases=spec.mlp_bias))
+
+
+def adapter_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """Every role of an adapter → the shape of its tensor, but for the norm that it has in the place of the model's own."""
+    return {"adapter.up": (inner, hidden), "adapter.down": (hidden, inner)}
 
 
 def _mlp_shapes(hidden: int, inner: int, *, biases: bool = False) -> dict[str, tuple[int, ...]]:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from specbuild.errors import CheckpointError
-from specbuild.recipe import LOWER, HeadRole, Recipe
+from specbuild.recipe import LOWER, Recipe, TrainedRole
 
 from .architectures import decoder_spec
 from .checkpoint import Checkpoint, ModelFiles, open_head
 from .compilers.base import Role
 from .decoder_spec import DecoderSpec
-from .head_spec import HeadSpec, LayerHead
+from .head_spec import ExitAdapter, HeadSpec, LayerHead
 from .heads import layout_of
 from .heads.base import Layout, draft_ids
 from .heads.weights import SHARED
@@ -54,21 +54,23 @@ class ModelFacts:
     """None: as ``digest``."""
 
 
-def parts(recipe: Recipe, models: Sequence[ModelFacts]) -> tuple[ModelFacts, ...]:
-    """What is compiled for ``models`` (the target first): with an early exit the target is two engines, the lower one the last."""
+def parts(recipe: Recipe, models: Sequence[ModelFacts], heads: Sequence[HeadFacts]) -> tuple[ModelFacts, ...]:
+    """What is compiled for ``models`` (the target first): with an early exit the target is two engines, the lower one the last, with the
+    adapter that may be among ``heads``."""
     exit_ = recipe.speculation.early_exit
     if exit_ is None:
         return tuple(models)
     target, *drafts = models
-    lower = replace(target, role=LOWER, spec=target.spec.lower(exit_.layers))
+    adapter_size = next((head.spec.inner_size for head in heads if isinstance(head.spec, ExitAdapter)), 0)
+    lower = replace(target, role=LOWER, spec=target.spec.lower(exit_.layers, adapter_size))
     return replace(target, spec=target.spec.upper(exit_.layers)), *drafts, lower
 
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """A draft head beside them."""
+    """A draft head beside them, or an adapter for an early exit, which has no engine of its own."""
 
-    role: HeadRole
+    role: TrainedRole
     source: str
     """Its files, as the recipe names them; the target's checkpoint if it names none."""
     spec: HeadSpec
@@ -80,7 +82,7 @@ class HeadFacts:
     """[V_draft] the target's id of each draft id; None: the same."""
 
 
-def head_facts(role: HeadRole, source: str, target: DecoderSpec) -> HeadFacts:
+def head_facts(role: TrainedRole, source: str, target: DecoderSpec) -> HeadFacts:
     """The facts of the head at ``source``.
 
     Raises:

@@ -8,7 +8,8 @@ from specbuild.errors import PreflightError
 from specbuild.recipe import Recipe
 
 from .facts import HeadFacts, ModelFacts
-from .head_spec import LayerHead
+from .head_spec import ExitAdapter, LayerHead
+from .heads import described, mend
 
 
 def check_head(recipe: Recipe, target: ModelFacts, head: HeadFacts) -> None:
@@ -18,21 +19,36 @@ def check_head(recipe: Recipe, target: ModelFacts, head: HeadFacts) -> None:
         PreflightError: one sentence: which key, both values, what to change.
     """
     _check_hidden_size(target, head)
+    if isinstance(head.spec, ExitAdapter):
+        _check_exit(recipe, target, head, head.spec)
+        return
     _check_vocabulary(target, head)
     _check_taps(target, head)
     _check_draft_ids(target, head)
     _check_positions(recipe, head)
 
 
-def _mend(head: HeadFacts) -> str:
-    return f"set speculation.heads.{head.role}.checkpoint to a head trained for this target, or remove speculation.heads.{head.role}"
-
-
 def _check_hidden_size(target: ModelFacts, head: HeadFacts) -> None:
     if head.spec.hidden_size != target.spec.hidden_size:
         raise PreflightError(
-            f"hidden_size is {target.spec.hidden_size} in target {target.source} and {head.spec.hidden_size} in the {head.role} head "
-            f"{head.source}, which reads the target's hidden states; {_mend(head)}"
+            f"hidden_size is {target.spec.hidden_size} in target {target.source} and {head.spec.hidden_size} in the "
+            f"{described(head.role)} {head.source}, which reads the target's hidden states; {mend(head.role)}"
+        )
+
+
+def _check_exit(recipe: Recipe, target: ModelFacts, head: HeadFacts, spec: ExitAdapter) -> None:
+    """What leaves one layer says nothing behind another."""
+    section, (layer,), layers = recipe.speculation.early_exit, spec.taps, target.spec.num_layers
+    assert section is not None, "the section names the adapter"
+    if spec.target_layers != layers:
+        raise PreflightError(
+            f"the early_exit adapter {head.source} was trained for a target of {spec.target_layers} layers, {target.source} has {layers}; "
+            f"{mend(head.role)}"
+        )
+    if layer != section.layers:
+        raise PreflightError(
+            f"speculation.early_exit.layers is {section.layers}, but the early_exit adapter {head.source} was trained for an exit after "
+            f"{layer} layers; set layers to {layer}, or train one for {section.layers}: specbuild train early_exit"
         )
 
 
@@ -42,7 +58,7 @@ def _check_vocabulary(target: ModelFacts, head: HeadFacts) -> None:
     seen = head.spec.layer.vocab_size if isinstance(head.spec, LayerHead) else size
     if seen != size:
         raise PreflightError(
-            f"vocab_size is {size} in target {target.source} and {seen} in the {head.role} head {head.source}; {_mend(head)}"
+            f"vocab_size is {size} in target {target.source} and {seen} in the {head.role} head {head.source}; {mend(head.role)}"
         )
     if head.d2t is None and head.spec.vocab_size != size:
         raise PreflightError(

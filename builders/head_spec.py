@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.recipe import HeadRole
+from specbuild.recipe import TrainedRole
 
-from .decoder_spec import DecoderSpec, decoder_layer_shapes
+from .decoder_spec import DecoderSpec, adapter_shapes, decoder_layer_shapes
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -15,7 +15,7 @@ Shapes = dict[str, tuple[int, ...]]
 class HeadSpec:
     """What all heads have in common. H is the hidden size, the target's own."""
 
-    role: HeadRole
+    role: TrainedRole
     hidden_size: int
     vocab_size: int
     """Tokens that its logits are over: the draft vocabulary, which may be a part of the target's."""
@@ -55,16 +55,30 @@ class MedusaHead(HeadSpec):
     """One LM head for all K, the target's; else each has its own."""
 
 
+@dataclass(frozen=True)
+class ExitAdapter(HeadSpec):
+    """A norm and a residual block y + down(silu(up(y))) between the target's first layers and its LM head. No engine of its own: it is
+    compiled into the lower part of the target. The tap is what leaves those layers."""
+
+    inner_size: int
+    """Rows of ``up``."""
+    target_layers: int
+    """All that the target has."""
+
+
 def head_shapes(spec: HeadSpec) -> Shapes:
     """Every role of a head's tensors → its shape, in reading order.
 
     ``embedding`` [V,H] of the whole vocabulary, ``head`` [V_draft,H] and those of ``layers.0`` are as in a decoder. EAGLE-3 has ``fc``
     [H,H·taps], ``feature_norms.i`` [H], and ``embedding_norm`` and ``hidden_norm`` [H] in the place of an attention norm; MTP has these two
     and ``eh_proj`` [H,2H], which reads embedding and features in this order, perhaps ``feature_scale`` [H] to multiply features by. Medusa
-    has ``blocks.k.l`` [H,H], ``blocks.k.l_bias`` [H] and ``heads.k`` [V_draft,H].
+    has ``blocks.k.l`` [H,H], ``blocks.k.l_bias`` [H] and ``heads.k`` [V_draft,H]. An adapter has ``norm`` [H], ``adapter.up`` [A,H] and
+    ``adapter.down`` [H,A].
     """
     if isinstance(spec, MedusaHead):
         return _medusa(spec)
+    if isinstance(spec, ExitAdapter):
+        return {"norm": (spec.hidden_size,), **adapter_shapes(spec.hidden_size, spec.inner_size)}
     assert isinstance(spec, LayerHead)
     hidden, layer = spec.hidden_size, decoder_layer_shapes(spec.layer, width=spec.attention_width)
     shapes: Shapes = {"embedding": (spec.layer.vocab_size, hidden), "embedding_norm": (hidden,), "hidden_norm": (hidden,)}

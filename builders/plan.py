@@ -18,7 +18,7 @@ from specbuild.recipe import Backend, HeadRole, Precision, Recipe
 from .compilers.base import CompileJob, EngineShape, Role
 from .decoder_spec import DecoderSpec, MoeSpec
 from .facts import HeadFacts, ModelFacts, parts
-from .head_spec import HeadSpec, LayerHead, head_shapes
+from .head_spec import ExitAdapter, HeadSpec, LayerHead, head_shapes
 from .weights import role_shapes
 
 BLOCK = 32
@@ -33,6 +33,7 @@ _NOT_BUILT: dict[str, Any] = {
     "target": {"config"},
     "speculation": {
         "heads": {role: {"checkpoint"} for role in get_args(HeadRole)},
+        "early_exit": {"adapter"},
         "method": True,
         "draft_len": True,
         "verification": True,
@@ -147,11 +148,12 @@ class BuildPlan:
 
 
 def plan(recipe: Recipe, models: tuple[ModelFacts, ...], heads: tuple[HeadFacts, ...], tools: ToolFacts) -> BuildPlan:
-    """The plan for ``models`` (the target, then its draft models), some of which may be compiled in parts, and the draft heads."""
-    models = parts(recipe, models)
+    """The plan for ``models`` (the target, then its draft models), some in parts, with draft heads and perhaps an adapter."""
+    models = parts(recipe, models, heads)
+    own = [head for head in heads if not isinstance(head.spec, ExitAdapter)]
     steps = [_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models]
-    steps += [_step(recipe, head, None, tools.shapes[head.role]) for head in heads]
-    taps = tuple(sorted({tap for head in heads for tap in head.spec.taps}))
+    steps += [_step(recipe, head, None, tools.shapes[head.role]) for head in own]
+    taps = tuple(sorted({tap for head in own for tap in head.spec.taps}))
     return BuildPlan(recipe, tools.flavour, tools.version, tuple(steps), taps, _digest(recipe, (*models, *heads), tools))
 
 

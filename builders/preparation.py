@@ -9,7 +9,7 @@ from pathlib import Path
 
 import specbuild
 from specbuild.errors import EnvironmentLacksError
-from specbuild.recipe import Recipe
+from specbuild.recipe import LOWER, Recipe, TrainedRole
 
 from .architectures import family
 from .checkpoint import Checkpoint, open_checkpoint
@@ -32,12 +32,14 @@ class Preparation:
     models: Mapping[Role, ModelFacts]
     checkpoints: Mapping[Role, Checkpoint]
     heads: Mapping[Role, HeadFacts]
+    """Draft heads, and under ``early_exit`` the adapter of an exit."""
     weights: Mapping[Role, CheckpointWeights | HeadWeights]
 
     def facts(self, role: Role) -> ModelFacts | HeadFacts:
         """Of any engine's model; of a part the part's own."""
-        made = {part.role: part for part in parts(self.plan.recipe, tuple(self.models.values()))}
-        return made[role] if role in made else self.heads[role]
+        made: dict[Role, ModelFacts | HeadFacts] = {**self.heads}
+        made |= {part.role: part for part in parts(self.plan.recipe, tuple(self.models.values()), tuple(self.heads.values()))}
+        return made[role]
 
 
 def prepare(recipe: Recipe) -> Preparation:
@@ -60,9 +62,11 @@ def prepare(recipe: Recipe) -> Preparation:
     weights: dict[Role, CheckpointWeights | HeadWeights] = {
         role: CheckpointWeights(checkpoints[role], model.spec, family(model.spec.family)) for role, model in models.items()
     }
-    weights |= {part.role: weights["target"] for part in parts(recipe, tuple(models.values())) if part.role not in models}
+    if recipe.speculation.early_exit is not None:
+        weights[LOWER] = weights["target"]
     for role, head in heads.items():
-        weights[role] = HeadWeights(head.files, head.spec, head.layout, head.prefix, weights["target"], head.d2t)
+        own = HeadWeights(head.files, head.spec, head.layout, head.prefix, weights["target"], head.d2t)
+        weights[LOWER if role == "early_exit" else role] = own
     return Preparation(_plan(recipe, models, heads, compiler, compiler.version()), compiler, models, checkpoints, heads, weights)
 
 
@@ -97,11 +101,14 @@ def sources(recipe: Recipe) -> dict[Role, tuple[str, Mapping[str, object] | None
 
 
 def _heads(recipe: Recipe, target: ModelFacts) -> dict[Role, HeadFacts]:
-    """The facts of every draft head of the recipe, each checked against the target."""
-    heads: dict[Role, HeadFacts] = {}
-    for role, section in recipe.speculation.heads.present().items():
-        heads[role] = head_facts(role, section.checkpoint or recipe.checkpoint, target.spec)
-        check_head(recipe, target, heads[role])
+    """The facts of every draft head of the recipe, and of an adapter, each checked against the target."""
+    present, exit_ = recipe.speculation.heads.present(), recipe.speculation.early_exit
+    named: dict[TrainedRole, str] = {role: section.checkpoint or recipe.checkpoint for role, section in present.items()}
+    if exit_ is not None and exit_.adapter is not None:
+        named["early_exit"] = exit_.adapter
+    heads: dict[Role, HeadFacts] = {role: head_facts(role, source, target.spec) for role, source in named.items()}
+    for head in heads.values():
+        check_head(recipe, target, head)
     return heads
 
 

@@ -13,7 +13,7 @@ from specbuild.errors import CheckpointError, UnsupportedError
 
 from .architectures.base import Family
 from .checkpoint import Checkpoint, ModelFiles
-from .decoder_spec import DecoderSpec, decoder_layer_shapes
+from .decoder_spec import DecoderSpec, adapter_shapes, decoder_layer_shapes
 
 BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")
 """Old checkpoints store the frequencies that the config gives anyway."""
@@ -104,4 +104,6 @@ def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         layer = decoder_layer_shapes(spec, experts=spec.has_experts(index))
         yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())
     yield "norm", (spec.hidden_size,)
+    if spec.adapter_size:
+        yield from adapter_shapes(spec.hidden_size, spec.adapter_size).items()
     yield "head", (spec.vocab_size, spec.hidden_size)

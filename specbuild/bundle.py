@@ -96,9 +96,9 @@ class EngineEntry(Record):
     of the K tokens that follow the next one. No cache: layers, KV heads and head dimension are 0.
 
     A ``target`` with a ``lower`` part is two files with the signature of one engine. The lower one is a decoder of the first layers, with
-    the target's own norm and head after them, and is also listed by itself (``target.lower``); the last of its taps is what enters the
-    first layer that it lacks. The other takes that, as ``features`` [B,S,H] float32, in place of ``input_ids``; it has the target's other
-    layers and taps. Caches have the number of their layer in the whole target.
+    the target's own norm and head after them, or an adapter in the place of that norm, and is also listed by itself (``target.lower``); the
+    last of its taps is what enters the first layer that it lacks. The other takes that, as ``features`` [B,S,H] float32, in place of
+    ``input_ids``; it has the target's other layers and taps. Caches have the number of their layer in the whole target.
 
     B batch ≤ max_batch_size, S new tokens ≤ max_step, R rows wanted, T length of the bound cache view ≤ capacity. ``hidden``,
     ``features`` and ``previous`` are float32 whatever the precision, so that engines of different ones can be joined.
@@ -189,7 +189,7 @@ class Manifest(Record):
     """Of everything that went in: checkpoint contents, recipe, compiler, schema."""
     recipe: Recipe
     checkpoints: dict[str, str]
-    """Role → content digest of the checkpoint."""
+    """Role → content digest of the checkpoint; that of an adapter under ``early_exit``."""
     tools: dict[str, str]
     """Library → version, as they were when it was built."""
     vocabulary: Vocabulary

@@ -20,6 +20,8 @@ Lossy = Literal["typical"]
 DraftVocabulary = Literal["same", "own"]
 DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 HeadRole = Literal["mtp", "eagle3", "medusa"]
+TrainedRole = Literal[HeadRole, "early_exit"]
+"""What can be trained: draft heads, and an adapter for the target's first layers."""
 LOWER = "target.lower"
 """The role of the target's first layers, where it is compiled in two for early exit."""
 ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
@@ -108,6 +110,9 @@ class EarlyExitSection(Section):
     """The target cut in two: its first layers, followed by its own norm and head, draft for the whole."""
 
     layers: int = Field(ge=1, description="Layers that draft; scripts/early_exit.py measures how many pay, if any.")
+    adapter: str | None = Field(
+        default=None, description="Folder of an adapter trained for an exit there (specbuild train early_exit); empty: norm and head alone."
+    )
 
 
 class SpeculationSection(Section):

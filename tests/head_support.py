@@ -58,6 +58,14 @@ def medusa(*, own_heads: bool = True, heads: int = 3, blocks: int = 2) -> tuple[
     return {"medusa_num_heads": heads, "medusa_num_layers": blocks, "base_model_name_or_path": "tiny"}, tensors
 
 
+def exit_adapter(layers: int, **changes: Any) -> tuple[dict[str, Any], Tensors]:
+    """Behind the first ``layers`` of the target."""
+    config = {"hidden_size": HIDDEN, "intermediate_size": 96, "num_hidden_layers": LAYERS, "exit_layer": layers}
+    random = np.random.default_rng(8)
+    tensors = {"up_proj.weight": matrix(random, 96, HIDDEN), "down_proj.weight": matrix(random, HIDDEN, 96), "norm.weight": scale(random)}
+    return config | changes, tensors
+
+
 def mtp(layout: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
     """One module in the layout of DeepSeek-V3 (own head and embedding), MiMo or Qwen3-Next."""
     random, norm = np.random.default_rng(7), scale

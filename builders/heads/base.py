@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.errors import CheckpointError, UnsupportedError
-from specbuild.recipe import HeadRole
+from specbuild.recipe import TrainedRole
 
 from ..architectures.base import DECODER_TENSORS, integer
 from ..checkpoint import ModelFiles
@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 class Layout:
     """One layout: how it is known, how its config becomes a spec, and what its tensors are called."""
 
-    role: HeadRole
+    role: TrainedRole
     name: str
     prefix: Callable[[ModelFiles], str | None]
     """What the names of the head's own tensors start with; None: these files are of another layout."""
@@ -62,7 +62,7 @@ def vocabulary_size(files: ModelFiles, target: DecoderSpec) -> int:
     return integer(files.config, "draft_vocab_size", integer(files.config, "vocab_size", target.vocab_size))
 
 
-def draft_ids(files: ModelFiles, role: HeadRole) -> NDArray[np.int64] | None:
+def draft_ids(files: ModelFiles, role: TrainedRole) -> NDArray[np.int64] | None:
     """The target's id of each draft id [V_draft]: ``d2t`` says what to add to the draft id (``arange``). None: the same ids."""
     if D2T not in files.names():
         return None

@@ -76,6 +76,14 @@ def lm_head(graph: GraphWriter, spec: DecoderSpec, weights: Weights, x: ir.Value
     return typed(logits, "logits", ir.DataType.FLOAT, ["B", "R", vocab_size])
 
 
+def adapter(graph: GraphWriter, spec: DecoderSpec, weights: Weights, y: ir.Value) -> ir.Value:
+    """y + down(silu(up(y))) of normed states y [B,R,hidden]: what an exit before the last layer says with the model's own head."""
+    inner, hidden = spec.adapter_size, spec.hidden_size
+    up = graph.linear(y, "adapter.up", (inner, hidden), lambda: weights.read("adapter.up"))
+    silu = graph.one("Mul", up, graph.one("Sigmoid", up))
+    return graph.one("Add", y, graph.linear(silu, "adapter.down", (hidden, inner), lambda: weights.read("adapter.down")))
+
+
 def norm(graph: GraphWriter, spec: DecoderSpec, weights: Weights, role: str, x: ir.Value) -> ir.Value:
     scale = graph.weight(f"{role}.weight", [spec.hidden_size], lambda: weights.read(role))
     return graph.one("RMSNormalization", x, scale, name=role, axis=-1, epsilon=spec.norm_eps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..decoder_spec import DecoderSpec, Weights
-from .block import embed, layer, lm_head, norm, opening
+from .block import adapter, embed, layer, lm_head, norm, opening
 from .graph import GraphWriter, typed
 
 
@@ -39,6 +39,8 @@ def decoder(spec: DecoderSpec, weights: Weights, *, capacity: int | None, positi
     else:
         states[end] = x
         wanted = norm(graph, spec, weights, "norm", graph.one("GatherND", x, start.rows, batch_dims=1))
+    if spec.adapter_size:
+        wanted = adapter(graph, spec, weights, wanted)
     outputs = [lm_head(graph, spec, weights, wanted, spec.vocab_size)]
     if taps:
         hidden = graph.one("Concat", *[states[tap] for tap in taps], axis=-1)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from ..head_spec import HeadSpec, LayerHead, MedusaHead
-from ..heads import eagle3, medusa, mtp_deepseek
+from ..head_spec import ExitAdapter, HeadSpec, LayerHead, MedusaHead
+from ..heads import eagle3, early_exit, medusa, mtp_deepseek
 from ..heads.base import D2T, T2D
 
 LAYER_KEYS = (
@@ -39,13 +39,14 @@ def export(
     """
     folder.mkdir(parents=True, exist_ok=True)
     total, layers = int(target_config["vocab_size"]), int(target_config["num_hidden_layers"])
-    layout = {"eagle3": eagle3.LAYOUT, "mtp": mtp_deepseek.LAYOUT, "medusa": medusa.LAYOUT}[spec.role]
+    layout = {"eagle3": eagle3.LAYOUT, "mtp": mtp_deepseek.LAYOUT, "medusa": medusa.LAYOUT, "early_exit": early_exit.LAYOUT}[spec.role]
     names = layout.names(spec, f"model.layers.{layers}." if spec.role == "mtp" else "")
     tensors: dict[str, NDArray[np.generic]] = {names[role]: value.detach().numpy().astype(np.float16) for role, value in parameters.items()}
-    tensors[D2T] = ids - np.arange(len(ids))
-    tensors[T2D] = np.isin(np.arange(total), ids)
+    config = _config(spec, target_config) | {"vocab_size": total, "torch_dtype": "float16"}
+    if not isinstance(spec, ExitAdapter):  # an exit drafts by the target's whole head
+        tensors |= {D2T: ids - np.arange(len(ids)), T2D: np.isin(np.arange(total), ids)}
+        config["draft_vocab_size"] = len(ids)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = _config(spec, target_config) | {"vocab_size": total, "draft_vocab_size": len(ids), "torch_dtype": "float16"}
     for name, content in (("config.json", config), (PROVENANCE, provenance)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -57,6 +58,14 @@ def _config(spec: HeadSpec, target: Mapping[str, Any]) -> dict[str, Any]:
             "hidden_size": spec.hidden_size,
             "medusa_num_heads": spec.predictions,
             "medusa_num_layers": spec.blocks,
+        }
+    if isinstance(spec, ExitAdapter):
+        return {
+            "architectures": ["EarlyExitAdapter"],
+            "hidden_size": spec.hidden_size,
+            "intermediate_size": spec.inner_size,
+            "num_hidden_layers": spec.target_layers,
+            "exit_layer": spec.taps[0],
         }
     assert isinstance(spec, LayerHead)
     layer = {key: target[key] for key in LAYER_KEYS if target.get(key) is not None}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..decoder_spec import Weights
-from ..head_spec import HeadSpec, MedusaHead, head_shapes
+from ..head_spec import ExitAdapter, HeadSpec, MedusaHead, head_shapes
 
 QUIET = 0.05
 """Factor of the two matrices that write into the residual stream: unscaled, the loss starts ten times as high."""
@@ -24,7 +24,12 @@ def initial(spec: HeadSpec, target: Weights, target_layers: int, *, seed: int) -
     found = {}
     for role, shape in head_shapes(spec).items():
         if role not in SHARED:
-            value = _medusa(role, shape) if isinstance(spec, MedusaHead) else _layer(spec.role, role, shape, target, target_layers, random)
+            if isinstance(spec, MedusaHead):
+                value = _medusa(role, shape)
+            elif isinstance(spec, ExitAdapter):
+                value = _adapter(role, shape, target, random)
+            else:
+                value = _layer(spec.role, role, shape, target, target_layers, random)
             assert value.shape == shape, role
             found[role] = torch.from_numpy(np.ascontiguousarray(value, np.float32)).requires_grad_()
     return found
@@ -33,6 +38,15 @@ def initial(spec: HeadSpec, target: Weights, target_layers: int, *, seed: int) -
 def _medusa(role: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Zeros: a residual block that leaves everything as it is, as Medusa's own code starts."""
     return np.zeros(shape, np.float32)
+
+
+def _adapter(role: str, shape: tuple[int, ...], target: Weights, random: np.random.Generator) -> NDArray[np.float32]:
+    """A block that adds nothing: the exit starts as norm and head alone."""
+    if role == "norm":
+        return target.read("norm")
+    if role == "adapter.down":
+        return np.zeros(shape, np.float32)
+    return (random.standard_normal(shape) / shape[1] ** 0.5).astype(np.float32)
 
 
 def _layer(kind: str, role: str, shape: tuple[int, ...], target: Weights, layers: int, random: np.random.Generator) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Draft heads in torch: the mathematics of ``builders/network/{eagle3,mtp,medusa}.py``, over many positions at once and with gradients.
+"""Draft heads in torch: the mathematics of ``builders/network``, over many positions at once and with gradients.
 
 Parameters are a dictionary by the roles of ``head_spec.head_shapes``; what a head shares with its target (embedding, LM head) is frozen.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..head_spec import LayerHead, MedusaHead
+from ..head_spec import ExitAdapter, LayerHead, MedusaHead
 
 Parameters = Mapping[str, Tensor]
 
@@ -118,14 +118,19 @@ class LayerNetwork:
         return torch.nn.functional.linear(x, self.parameters[role])
 
     def _norm(self, role: str, x: Tensor) -> Tensor:
-        normed: Tensor = _Norm.apply(x.float(), self.parameters[role], self._eps)
-        return normed
+        return rms_norm(x, self.parameters[role], self._eps)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [..,heads,D] rotated by positions [..], halves as pairs."""
         cos, sin = self._turns[positions][..., None, :, :].unbind(-1)
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..,H] float32."""
+    normed: Tensor = _Norm.apply(x.float(), weight, eps)
+    return normed
 
 
 class _Norm(torch.autograd.Function):
@@ -163,3 +168,16 @@ class MedusaNetwork:
                 x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, self.parameters[role], self.parameters[f"{role}_bias"]))
             found.append(x)
         return found
+
+
+class ExitNetwork:
+    """An adapter behind the target's first layers."""
+
+    def __init__(self, spec: ExitAdapter, parameters: Parameters, eps: float) -> None:
+        self.spec, self.parameters, self._eps = spec, parameters, eps
+
+    def stream(self, states: Tensor) -> Tensor:
+        """What the LM head is applied to, [R,H], of the states [R,H] that leave those layers."""
+        y = rms_norm(states, self.parameters["norm"], self._eps)
+        inner = torch.nn.functional.silu(torch.nn.functional.linear(y, self.parameters["adapter.up"]))
+        return y + torch.nn.functional.linear(inner, self.parameters["adapter.down"])

@@ -18,7 +18,7 @@ import torch
 import specbuild
 from specbuild.bundle import canonical_json, file_digest
 from specbuild.errors import UsageError
-from specbuild.recipe import HeadRole, Recipe
+from specbuild.recipe import Recipe, TrainedRole
 
 from ..compilers.base import CompileJob
 from ..preparation import Preparation, prepare
@@ -42,9 +42,9 @@ HELD_OUT = 32
 class Wanted:
     """What is to be trained, and on how much."""
 
-    role: HeadRole
+    role: TrainedRole
     recipe: Recipe
-    """Of the target; draft model and heads of its own do not matter."""
+    """Of the target; draft model and heads of its own do not matter. For an adapter it says behind which layer the exit is."""
     tokens: int
     """Learned tokens of text; fewer where the source ends."""
     settings: Settings
@@ -52,6 +52,17 @@ class Wanted:
     origin: str
     """Of the texts: for provenance, and part of what names the work folder."""
     threads: int
+
+    @property
+    def exit_layer(self) -> int | None:
+        """Layers that an adapter comes after; None: a draft head is wanted."""
+        section = self.recipe.speculation.early_exit
+        return section.layers if self.role == "early_exit" and section is not None else None
+
+    @property
+    def name(self) -> str:
+        """Of what is trained, among all that the same texts may serve."""
+        return self.role if self.exit_layer is None else f"{self.role}-{self.exit_layer}"
 
 
 @dataclass(frozen=True)
@@ -97,9 +108,9 @@ def train(
     # Every position teaches, the user's words too; what is measured is the answers.
     learned = [replace(sample, learned=np.ones_like(sample.learned)) for index, sample in enumerate(samples) if index % HELD_OUT != last]
     trainer = _trainer(wanted, preparation, chosen)
-    say(f"training the {wanted.role} head: {wanted.settings.steps} steps over {sum(int(s.learned.sum()) for s in learned):,} tokens")
+    say(f"training {wanted.name}: {wanted.settings.steps} steps over {sum(int(s.learned.sum()) for s in learned):,} tokens")
     shards = {file.name: file_digest(file) for file in texts}
-    checkpoint = work / f"{wanted.role}-{_digest([asdict(wanted.settings), chosen.digest, shards])[:12]}.pt"
+    checkpoint = work / f"{wanted.name}-{_digest([asdict(wanted.settings), chosen.digest, shards])[:12]}.pt"
     reached = trainer.run(learned, held_out, checkpoint, report)
     facts = _provenance(wanted, preparation, shards, len(learned), reached)
     export(out, trainer.spec, trainer.parameters, chosen.ids, preparation.models["target"].config, facts)
@@ -149,17 +160,19 @@ def _every(shards: list[Path]) -> Iterator[Text]:
 def _samples(
     wanted: Wanted, preparation: Preparation, texts: list[Path], chosen: DraftVocabulary, work: Path, say: Callable[[str], None]
 ) -> list[Sample]:
-    """Every text that has something to learn, its features made if need be."""
+    """Every text that has something to learn, its features made if need be: heads share theirs, an exit has some of its own."""
     weights, spec = preparation.weights["target"], preparation.models["target"].spec
     head = weights.read("head")[chosen.ids]
+    taps = kept_taps(spec, wanted.exit_layer)
+    folder = work / ("features" if wanted.exit_layer is None else f"features-{wanted.exit_layer}")
     reader: Reader | None = None
     samples: list[Sample] = []
     for number, shard in enumerate(texts, 1):
-        file = work / "features" / shard.name
+        file = folder / shard.name
         if not made_for(chosen, file):
             if reader is None:
                 job = CompileJob.of(wanted.recipe, "target")
-                reader = Reader(spec, weights, job, kept_taps(spec), work / "reader", wanted.threads)
+                reader = Reader(spec, weights, job, taps, work / "reader", wanted.threads)
             write_features(shard, file, reader, head, chosen)
             say(f"features: shard {number} of {len(texts)}")
         samples += [sample for sample in load_samples(file) if sample.learned[2:].any()]
@@ -168,7 +181,7 @@ def _samples(
 
 def _trainer(wanted: Wanted, preparation: Preparation, chosen: DraftVocabulary) -> Trainer:
     weights, target = preparation.weights["target"], preparation.models["target"].spec
-    spec = head_spec(wanted.role, target, len(chosen.ids))
+    spec = head_spec(wanted.role, target, len(chosen.ids), wanted.exit_layer)
     return Trainer(
         spec,
         initial(spec, weights, target.num_layers, seed=wanted.settings.seed),

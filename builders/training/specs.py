@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from specbuild.recipe import HeadRole
+from specbuild.recipe import HeadRole, TrainedRole
 
 from ..decoder_spec import DecoderSpec
-from ..head_spec import HeadSpec, LayerHead, MedusaHead
+from ..head_spec import ExitAdapter, HeadSpec, LayerHead, MedusaHead
 
 MEDUSA_HEADS = 4
+ADAPTER_WIDTH = 1
+"""Inner width of an adapter, in hidden sizes."""
 
 
 def eagle3_taps(target: DecoderSpec) -> tuple[int, ...]:
@@ -18,13 +20,20 @@ def eagle3_taps(target: DecoderSpec) -> tuple[int, ...]:
     return 2, target.num_layers // 2, target.num_layers - 3
 
 
-def kept_taps(target: DecoderSpec) -> tuple[int, ...]:
-    """Those that any kind of head needs, the one behind the final norm last: the same features serve all of them."""
+def kept_taps(target: DecoderSpec, exit_layer: int | None = None) -> tuple[int, ...]:
+    """Those that any kind of head needs, the one behind the final norm last: the same features serve all of them. An adapter needs what
+    leaves the first ``exit_layer`` layers."""
+    if exit_layer is not None:
+        return exit_layer, target.num_layers
     return (*sorted({tap for tap in eagle3_taps(target) if 0 <= tap < target.num_layers}), target.num_layers)
 
 
-def head_spec(role: HeadRole, target: DecoderSpec, vocab_size: int) -> HeadSpec:
-    """The head of kind ``role`` with a draft vocabulary of ``vocab_size``."""
+def head_spec(role: TrainedRole, target: DecoderSpec, vocab_size: int, exit_layer: int | None = None) -> HeadSpec:
+    """The head of kind ``role`` with a draft vocabulary of ``vocab_size``; of an adapter the vocabulary that it is trained on."""
+    if role == "early_exit":
+        assert exit_layer is not None, "the recipe says where"
+        size = target.hidden_size
+        return ExitAdapter(role, size, vocab_size, (exit_layer,), ADAPTER_WIDTH * size, target.num_layers)
     return _KINDS[role](target, vocab_size)
 
 

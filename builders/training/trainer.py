@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..head_spec import HeadSpec, LayerHead, MedusaHead
+from ..head_spec import ExitAdapter, HeadSpec, LayerHead, MedusaHead
 from .batches import Batch, parts, plan
 from .evaluation import Acceptance, Tally
 from .features import Sample
 from .loss import head_loss
-from .network import LayerNetwork, MedusaNetwork
+from .network import ExitNetwork, LayerNetwork, MedusaNetwork
 from .optimizer import Optimizer
-from .unroll import Step, bases, medusa_steps, unroll
+from .unroll import Step, bases, exit_steps, medusa_steps, unroll
 
 GO_ON = (0.7, 0.5, 0.35)
 """Share of the bases that are unrolled to the second, third and fourth step: later drafts are rarer, and count so much less."""
@@ -66,9 +66,11 @@ class Trainer:
         """
         self.spec, self.parameters, self._settings = spec, parameters, settings
         self._head, self._ids = head.bfloat16(), ids
-        self._network: LayerNetwork | MedusaNetwork
+        self._network: LayerNetwork | MedusaNetwork | ExitNetwork
         if isinstance(spec, MedusaHead):
             self._network = MedusaNetwork(spec, parameters)
+        elif isinstance(spec, ExitAdapter):
+            self._network = ExitNetwork(spec, parameters, eps)
         else:
             assert isinstance(spec, LayerHead)
             self._network = LayerNetwork(spec, parameters, embedding.bfloat16(), eps)
@@ -157,9 +159,13 @@ class Trainer:
         """The steps from every base; ``chances`` [R] in [0,1) says how far each goes, None: all the way."""
         start = bases(batch)
         size = self.spec.hidden_size
-        features = batch.hidden[..., -size:] if self.spec.role != "eagle3" else batch.hidden[..., : size * len(self.spec.taps)]
+        last = self.spec.role in ("mtp", "medusa")
+        features = batch.hidden[..., -size:] if last else batch.hidden[..., : size * len(self.spec.taps)]
         if isinstance(self._network, MedusaNetwork):
             return medusa_steps(self._network, batch, features, start)
+        if isinstance(self._network, ExitNetwork):
+            # Every step is the first of another base: there is nothing new to learn from those after it.
+            return exit_steps(self._network, batch, features, start, 1 if chances is not None else len(GO_ON) + 1)
         everyone = torch.ones(len(start.texts), dtype=torch.bool)
         keep = [everyone if chances is None else chances < share for share in GO_ON]
         if chances is not None and self.optimizer.done < FIRST_ALONE * self._settings.steps:

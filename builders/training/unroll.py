@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .batches import Batch
-from .network import LayerNetwork, MedusaNetwork, Rows
+from .network import ExitNetwork, LayerNetwork, MedusaNetwork, Rows
 
 
 @dataclass(frozen=True)
@@ -77,3 +77,13 @@ def medusa_steps(network: MedusaNetwork, batch: Batch, features: Tensor, start: 
         targets = start.positions + ahead
         inside = (targets < length) & batch.learned[start.texts, targets.clamp(max=length - 1)]
         yield Step(Rows(start.texts[inside], start.positions[inside]), out[inside], targets[inside])
+
+
+def exit_steps(network: ExitNetwork, batch: Batch, states: Tensor, start: Rows, steps: int) -> Iterator[Step]:
+    """The target's first layers read every draft: step j drafts the token j + 2 places after its base from the state one place before."""
+    length = batch.tokens.shape[1]
+    for step in range(steps):
+        targets = start.positions + step + 2
+        inside = (targets < length) & batch.learned[start.texts, targets.clamp(max=length - 1)]
+        rows = Rows(start.texts[inside], start.positions[inside])
+        yield Step(rows, network.stream(states[rows.texts, targets[inside] - 1]), targets[inside])

@@ -1,4 +1,4 @@
-"""``specbuild train``: a draft head for any target, from nothing but the target."""
+"""``specbuild train``: a draft head for any target, or an adapter for its early exit, from nothing but the target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from specbuild.cli.output import JSON_OPTION, RECIPE_OPTION, SET_OPTION, print_json, progress, say
 from specbuild.cli.sources import PROMPTS_HELP
 from specbuild.errors import EnvironmentLacksError, UsageError
-from specbuild.recipe import HeadRole, HeadsSection
+from specbuild.recipe import HeadsSection, TrainedRole
 
 if TYPE_CHECKING:
     from specbuild.builders.training.sources import Source
@@ -26,10 +26,10 @@ WRITING_BATCH = 64
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(get_args(HeadRole)))
+@click.argument("kind", type=click.Choice(get_args(TrainedRole)))
 @RECIPE_OPTION
 @SET_OPTION
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the head goes; default: ./NAME-KIND.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where it goes; default: ./NAME-KIND, or ./NAME-KIND-LAYERS.")
 @click.option("--tokens", type=click.IntRange(min=1), default=220_000, show_default=True, metavar="N", help="Tokens to learn from.")
 @click.option("--steps", type=click.IntRange(min=1), default=1200, show_default=True, metavar="N", help="Batches of 1,024 tokens.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), default=12_288, show_default=True, metavar="N", help="Tokens it can draft.")
@@ -39,7 +39,7 @@ WRITING_BATCH = 64
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads; default: all cores.")
 @JSON_OPTION
 def command(
-    kind: HeadRole,
+    kind: TrainedRole,
     reference: str,
     settings: tuple[str, ...],
     out: Path | None,
@@ -53,7 +53,8 @@ def command(
     as_json: bool,
 ) -> None:
     """The target writes prompts and answers them; its hidden states are kept; the head learns to foretell it. With --prompts it
-    answers yours instead. Killed, the same command goes on where it was. Prints the folder of the head, for speculation.heads."""
+    answers yours instead. Killed, the same command goes on where it was. Prints the folder of the head, for speculation.heads; of an
+    early_exit, which needs speculation.early_exit.layers, that of the adapter, for speculation.early_exit.adapter."""
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError("training needs torch, which is not installed; pip install 'specbuild[train]'")
     if file is not None and text is not None:
@@ -63,11 +64,11 @@ def command(
     from specbuild.builders.training.run import Wanted, train
     from specbuild.builders.training.trainer import Settings
 
-    recipe = _bare(config.load(reference, settings=settings).recipe)
+    recipe = _bare(config.load(reference, settings=settings).recipe, kind)
     threads = threads or os.cpu_count() or 1
     origin = _origin(file or text)
     wanted = Wanted(kind, recipe, tokens, Settings(steps=steps, seed=seed), draft_vocabulary, origin, threads)
-    out = out or Path(f"{recipe.name}-{kind}")
+    out = out or Path(f"{recipe.name}-{wanted.name}")
     with progress() as show:
 
         def report(at: Progress) -> None:
@@ -84,9 +85,19 @@ def command(
     click.echo(trained.folder)
 
 
-def _bare(recipe: Recipe) -> Recipe:
-    """The target alone, with room for many dialogues at a time: what it is to have beside it may not be there yet."""
-    speculation = recipe.speculation.model_copy(update={"method": "off", "draft": None, "heads": HeadsSection()})
+def _bare(recipe: Recipe, kind: TrainedRole) -> Recipe:
+    """The target alone, with room for many dialogues at a time: what it is to have beside it may not be there yet. An adapter is trained
+    for the place of the exit.
+
+    Raises:
+        UsageError: the recipe has none.
+    """
+    exit_ = recipe.speculation.early_exit if kind == "early_exit" else None
+    if kind == "early_exit" and exit_ is None:
+        raise UsageError("early_exit: the recipe does not say after how many layers; add --set speculation.early_exit.layers=N")
+    bare = {"method": "off", "draft": None, "heads": HeadsSection()}
+    exit_ = exit_ and exit_.model_copy(update={"adapter": None})
+    speculation = recipe.speculation.model_copy(update=bare | {"early_exit": exit_})
     target = recipe.target.model_copy(update={"max_batch_size": max(WRITING_BATCH, recipe.target.max_batch_size)})
     return recipe.model_copy(update={"backend": "onnxruntime", "speculation": speculation, "target": target})
 
@@ -115,7 +126,8 @@ def _opener(
         from specbuild.prompts import as_text, read_prompts
         from specbuild.teacher import EngineTeacher
 
-        teacher = EngineTeacher(build(recipe, store=Store.default(), progress=show).bundle, threads=threads)
+        whole = recipe.model_copy(update={"speculation": recipe.speculation.model_copy(update={"early_exit": None})})
+        teacher = EngineTeacher(build(whole, store=Store.default(), progress=show).bundle, threads=threads)
         show("the target writes")
         if file is not None:
             prompts = [teacher.prompt(item.content) for item in read_prompts(file)]

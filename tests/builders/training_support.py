@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from head_support import save_target
+from head_support import LAYERS, save_target
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -23,28 +23,31 @@ from specbuild.builders.training.specs import head_spec, kept_taps
 from specbuild.builders.training.teacher import Wish
 from specbuild.builders.training.trainer import Settings, Trainer
 from specbuild.builders.training.vocabulary import DraftVocabulary
-from specbuild.recipe import HeadRole, Recipe
+from specbuild.recipe import Recipe, TrainedRole
 
 END = 256
 RING = 40
+TURN = 8.0
 
 
-def recipe(folder: Path, **heads: Any) -> Recipe:
+def recipe(folder: Path, early_exit: dict[str, Any] | None = None, **heads: Any) -> Recipe:
     checkpoint = folder / "target"
     if not checkpoint.exists():
         save_target(checkpoint)
-    speculation = {"method": "off", "heads": heads}
+    speculation = {"method": "off", "heads": heads, "early_exit": early_exit}
     target = {"precision": "float32", "max_seq_len": 128}
     return Recipe.model_validate({"name": "tiny", "checkpoint": str(checkpoint), "target": target, "speculation": speculation})
 
 
-def save_cycle(folder: Path) -> None:
-    """A target that can be learned: its layers add nothing, and after each token of a ring of RING it wants the next one."""
+def save_cycle(folder: Path, *, turned: bool) -> None:
+    """A target that can be learned: its layers add nothing, and after each token of a ring of RING it wants the next one. ``turned``: the
+    last layer makes that another one, which always follows the same token."""
     save_target(folder, tie_word_embeddings=False)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor[:] = 0
+            last = name.endswith(f"{LAYERS - 1}.mlp.down_proj.weight")
+            tensor[:] = TURN * tensor if turned and last else 0
     embedding = tensors["model.embed_tokens.weight"]
     tensors["lm_head.weight"] = np.zeros_like(embedding)
     tensors["lm_head.weight"][:RING] = 2 * np.roll(embedding[:RING], 1, axis=0)
@@ -62,17 +65,16 @@ def written(reader: Reader, head: NDArray[np.float32], random: np.random.Generat
 class World:
     """A target prepared, with samples on disk."""
 
-    def __init__(self, folder: Path, texts: int = 24) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, texts: int = 24, exit_layer: int | None = None) -> None:
+        self.folder, self.exit_layer = folder, exit_layer
         # What is so small is done before a second thread has begun, and those of a busy machine would wait for each other.
         torch.set_num_threads(1)
-        save_cycle(folder / "target")
+        save_cycle(folder / "target", turned=exit_layer is not None)
         self.recipe = recipe(folder)
         self.preparation: Preparation = prepare(self.recipe)
         self.target, self.weights = self.preparation.models["target"].spec, self.preparation.weights["target"]
-        self.reader = Reader(
-            self.target, self.weights, CompileJob.of(self.recipe, "target"), kept_taps(self.target), folder / "reader", threads=1
-        )
+        taps, job = kept_taps(self.target, exit_layer), CompileJob.of(self.recipe, "target")
+        self.reader = Reader(self.target, self.weights, job, taps, folder / "reader", threads=1)
         random, head = np.random.default_rng(3), self.weights.read("head")
         self.texts = [written(self.reader, head, random) for _ in range(texts)]
         self.vocabulary: DraftVocabulary = vocabulary.choose(self.texts, size=64, total=self.target.vocab_size, always=[END])
@@ -81,8 +83,9 @@ class World:
         write_features(folder / "texts.safetensors", self.shard, self.reader, head[self.vocabulary.ids], self.vocabulary)
         self.samples: list[Sample] = list(load_samples(self.shard))
 
-    def trainer(self, role: HeadRole, steps: int, **settings: Any) -> Trainer:
-        spec, ids = head_spec(role, self.target, len(self.vocabulary.ids)), self.vocabulary.ids
+    def trainer(self, role: TrainedRole, steps: int, **settings: Any) -> Trainer:
+        ids = self.vocabulary.ids
+        spec = head_spec(role, self.target, len(ids), self.exit_layer)
         return Trainer(
             spec,
             initial(spec, self.weights, self.target.num_layers, seed=0),

@@ -94,6 +94,41 @@ def test_a_process_that_was_killed_goes_on_to_the_same_head(
         np.testing.assert_allclose(resumed[name], tensor, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
+def test_an_adapter_is_trained_for_the_place_of_the_exit(command: Command, recipe: Path, tmp_path: Path, home: Path) -> None:
+    """Each with features of its own; neither the adapter that the recipe names nor its method need be there yet."""
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 30)
+    text = recipe.read_text()
+    recipe.write_text(text + "speculation: {method: early_exit, early_exit: {layers: 3, adapter: tiny-early_exit-3}}\n")
+    for layers in (3, 2):
+        code, out, err = command(
+            "train", "early_exit", "-c", str(recipe), *SHORT, "--text", "text.txt", "--set", f"speculation.early_exit.layers={layers}"
+        )
+        assert code == 0, err
+        assert "features: shard 1 of" in err
+        assert out == f"tiny-early_exit-{layers}\n"
+        assert json.loads((Path(f"tiny-early_exit-{layers}") / "config.json").read_text())["exit_layer"] == layers
+    assert {file.name for file in home.glob("training/*/features*")} == {"features-2", "features-3"}
+    code, out, err = command("engine", "build", "-c", str(recipe), "--no-probe", "--json")
+    assert code == 0, err
+    assert [engine["role"] for engine in json.loads(out)["engines"]] == ["target", "target.lower"]
+    code, _, err = command("engine", "build", "-c", str(recipe), "--set", "speculation.early_exit.adapter=tiny-early_exit-2")
+    assert code == 2
+    assert "set layers to 2, or train one for 3" in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ((), "add --set speculation.early_exit.layers=N"),
+        (("--set", "speculation.early_exit.layers=6"), "set it to 5 or less, so that one is left to verify with"),
+    ],
+)
+def test_an_adapter_needs_a_place(command: Command, recipe: Path, settings: tuple[str, ...], sentence: str) -> None:
+    code, _, err = command("train", "early_exit", "-c", str(recipe), *settings)
+    assert code == 2
+    assert sentence in err
+
+
 def test_a_users_prompts_are_learned(command: Command, recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "abc"}\n{"messages": [{"role": "user", "content": "d"}]}\n')
     code, out, err = command("train", "medusa", "-c", str(recipe), *SHORT, "--prompts", "mine.jsonl", "--out", "head", "--json")

@@ -26,22 +26,24 @@ Floats = NDArray[np.float32]
 
 
 class Bundles:
-    """The same target whole and cut, by precision; each built once."""
+    """The same target whole and cut, by precision, perhaps with an adapter in the cut; each built once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = save_target(folder / "target")
         self.heads = {"eagle3": {"checkpoint": str(save_head(folder / "eagle3", *head_support.eagle3())), "precision": "int8"}}
-        self.made: dict[tuple[str, int], Bundle] = {}
+        self.adapter = str(save_head(folder / "adapter", *head_support.exit_adapter(CUT)))
+        self.made: dict[tuple[str, int, bool], Bundle] = {}
 
-    def __call__(self, precision: str, cut: int = 0) -> Bundle:
-        if (precision, cut) not in self.made:
-            speculation = {"heads": self.heads} | ({"early_exit": {"layers": cut}, "hybrid_model": "early_exit"} if cut else {})
+    def __call__(self, precision: str, cut: int = 0, *, adapted: bool = False) -> Bundle:
+        if (precision, cut, adapted) not in self.made:
+            exit_ = {"layers": cut, "adapter": self.adapter if adapted else None}
+            speculation = {"heads": self.heads} | ({"early_exit": exit_, "hybrid_model": "early_exit"} if cut else {})
             target = {"precision": precision, "max_seq_len": 160, "max_batch_size": 4}
             document = {"name": "cut", "checkpoint": str(self.checkpoint), "target": target, "speculation": speculation}
             store = Store(self.folder / "store")
-            self.made[precision, cut] = build(Recipe.model_validate(document), store=store, probe=probe).bundle
-        return self.made[precision, cut]
+            self.made[precision, cut, adapted] = build(Recipe.model_validate(document), store=store, probe=probe).bundle
+        return self.made[precision, cut, adapted]
 
 
 def model(bundle: Bundle, rows: int = 1) -> CachedModel:

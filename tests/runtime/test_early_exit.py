@@ -35,6 +35,18 @@ def test_the_output_is_the_whole_targets(bundles: Bundles, method: str, temperat
     assert sum(answer.stats.num_accepted_tokens for answer in answers) > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_an_adapter_changes_what_is_drafted_and_nothing_else(bundles: Bundles, temperature: float) -> None:
+    wanted = plain(bundles, asked("off", temperature))
+    params = [asked("early_exit", temperature, seed=seed) for seed in range(4)]
+    accepted = []
+    for adapted in (False, True):
+        answers = Generator(bundles("int8", CUT, adapted=adapted)).generate(PROMPTS, params)
+        assert [answer.token_ids for answer in answers] == wanted
+        accepted.append([answer.stats.num_accepted_tokens for answer in answers])
+    assert accepted[0] != accepted[1]
+
+
 def test_methods_that_share_the_rows_do_not_disturb_each_other(bundles: Bundles) -> None:
     """Hybrid and early exit draft in the same rows one after the other; lookup and heads bring longer drafts, and some bring none."""
     wanted = plain(bundles, asked("off", 0.9))
@@ -120,9 +132,9 @@ def counted(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> 
     return Generator(bundle), lower, upper
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_the_shared_layers_read_each_token_once(bundles: Bundles, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    opened, lower, upper = counted(bundles("int8", CUT), monkeypatch)
+@pytest.mark.parametrize(("rows", "adapted"), [(1, False), (3, False), (1, True)])
+def test_the_shared_layers_read_each_token_once(bundles: Bundles, monkeypatch: pytest.MonkeyPatch, rows: int, adapted: bool) -> None:
+    opened, lower, upper = counted(bundles("int8", CUT, adapted=adapted), monkeypatch)
     answers = opened.generate([PROMPTS[2]] * rows, asked("early_exit", draft_len=4))
     rounds = answers[0].stats.num_spec_steps
     assert len(upper.passes) == rows + rounds, "the prompts, then a pass a round"

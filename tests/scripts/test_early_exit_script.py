@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from head_support import exit_adapter, save_head
 from tiny_checkpoint import save_tiny
 
 from specbuild.builders.build import build
@@ -37,16 +38,24 @@ def prompts(folder: Path) -> Path:
     return file
 
 
+@pytest.fixture
+def adapter(tmp_path: Path) -> str:
+    """One that changes a little, after two layers."""
+    config, tensors = exit_adapter(2)
+    return str(save_head(tmp_path / "adapter", config, tensors | {"down_proj.weight": tensors["down_proj.weight"] / 4}))
+
+
 @pytest.mark.usefixtures("home")
-def test_rounds_are_those_of_the_cut_target(recipe: dict[str, Any], tmp_path: Path) -> None:
+def test_rounds_are_those_of_the_cut_target(recipe: dict[str, Any], adapter: str, tmp_path: Path) -> None:
     whole = Recipe.model_validate(recipe)
     written = SCRIPT["texts"](whole, prompts(tmp_path), None, TOKENS, None)
-    chosen = SCRIPT["measured"](whole, written)
-    assert [choice.layers for choice in chosen] == [1, 2, 3]
+    chosen = SCRIPT["measured"](whole, written, [adapter])
+    assert [(choice.exit.layers, choice.exit.adapter) for choice in chosen] == [(1, None), (2, None), (3, None), (2, adapter)]
+    assert chosen[3].first != chosen[1].first
     assert max(choice.tau for choice in chosen) > 1.1
     params = {"temperature": 0.0, "max_tokens": TOKENS}
     for choice in chosen:
-        speculation = {"early_exit": {"layers": choice.layers}, "method": "early_exit", "draft_len": choice.draft_len}
+        speculation = {"early_exit": vars(choice.exit), "method": "early_exit", "draft_len": choice.draft_len}
         bundle = build(Recipe.model_validate(recipe | {"speculation": speculation}), store=Store(tmp_path / "store")).bundle
         answers = Generator(bundle).generate([text.prompt for text in written], SamplingParams(**params))
         assert [answer.token_ids for answer in answers] == [text.answer for text in written]
@@ -62,27 +71,34 @@ def test_the_best_length_is_weighed_by_what_passes_take() -> None:
 
     found = [np.array([[False] * 12, [False] * 12, [True] * 12])]
     measured = {"target": costs(8.0, 0.0), "first": costs(2.0, 0.0), "but one": costs(4.0, 0.0)}
-    first, second, third = SCRIPT["choices"](found, measured, 3, 50)
+    exits = [SCRIPT["Exit"](layers) for layers in (1, 2, 3)]
+    first, second, third = SCRIPT["choices"](exits, found, measured, 3, 50)
     assert (third.first, third.draft_len, third.tau) == (1.0, 3, 4.0)
     assert third.ratio == pytest.approx(4 * 8 / (8 + 3 * 4))
     assert (second.first, second.draft_len, second.tau) == (0.0, 1, 1.0)
     assert (first.ratio, second.ratio) == (pytest.approx(8 / (8 + 2)), pytest.approx(8 / (8 + 3)))
+    adapted = SCRIPT["Exit"](2, "folder")
+    *_, fourth = SCRIPT["choices"]([*exits, adapted], [np.vstack([found[0], [[True] * 12]])], measured | {"folder": costs(5.0, 0.0)}, 3, 50)
+    assert (fourth.exit, fourth.tau, fourth.ratio) == (adapted, 4.0, pytest.approx(4 * 8 / (8 + 3 * 5)))
 
 
 @pytest.mark.usefixtures("home")
 def test_it_prints_a_line_a_cut_and_says_which(
-    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: dict[str, Any], adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tiny.json"
     file.write_text(json.dumps(recipe))
     monkeypatch.setattr(
-        sys, "argv", ["early_exit.py", "-c", str(file), "--prompts", str(prompts(tmp_path)), "--limit", "1", "--max-tokens", "9"]
+        sys,
+        "argv",
+        ["early_exit.py", "-c", str(file), "--prompts", str(prompts(tmp_path)), "--limit", "1", "--max-tokens", "9", "--adapter", adapter],
     )
     assert SCRIPT["main"]() == 0
-    *_, last = lines = capsys.readouterr().out.splitlines()
-    assert sum(line.strip().startswith(("1 ", "2 ", "3 ")) for line in lines) == LAYERS - 1
-    assert last.startswith(("none pays: the best, ", "speculation: {early_exit: {layers: "))
-    assert last.endswith(" × plain decoding")
+    *_, alone, adapted = lines = capsys.readouterr().out.splitlines()
+    assert sum(line.strip().startswith(("1 ", "2 ", "3 ")) for line in lines) == LAYERS
+    for line, name in ((alone, "without"), (adapted, "with")):
+        assert line.startswith((f"{name} an adapter: none pays: the best, ", f"{name} an adapter: speculation: {{early_exit: {{layers: "))
+        assert line.endswith(" × plain decoding")
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--set", "backend=tensorrt-rtx"])
     with pytest.raises(SystemExit) as exit_:
         SCRIPT["main"]()
