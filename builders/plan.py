@@ -35,6 +35,7 @@ _NOT_BUILT: dict[str, Any] = {
         "heads": {role: {"checkpoint"} for role in get_args(HeadRole)},
         "method": True,
         "draft_len": True,
+        "tree_budget": True,
         "verification": True,
         "lossy": True,
         "ngram_max": True,

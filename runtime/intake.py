@@ -11,6 +11,7 @@ from typing import Any
 from specbuild.bundle import EngineEntry, Manifest
 from specbuild.errors import RequestError
 
+from .acceptance import LOSSY, RULES
 from .proposers import Proposers
 from .request import Request, Running
 from .sampling import SEED_BITS, SamplingParams
@@ -53,6 +54,7 @@ class Intake:
             method=method,
             draft_len=draft_len,
             draft_len_fixed=params.draft_len is not None,
+            tree_budget=self._tree_budget(params),
             priority=priority,
         )
         return Running(request, self._rule, self._tokenizer, self._vocabulary.size, self._vocabulary.eos_token_ids)
@@ -109,3 +111,17 @@ class Intake:
         if method != "off":
             self._proposers[method]
         return method, draft_len
+
+    def _tree_budget(self, params: SamplingParams) -> int:
+        """Asked for or the recipe's; none under a rule that judges chains alone, unless it was asked for."""
+        longest, trees = self._target.max_step - 1, {**RULES, **LOSSY}[self._rule].trees
+        if params.tree_budget and not trees:
+            raise RequestError(
+                f"tree_budget is {params.tree_budget}, but verification {self._rule!r} judges chains alone; set it to 0 or use another rule"
+            )
+        budget = self._speculation.tree_budget if params.tree_budget is None else params.tree_budget
+        if budget > longest:
+            raise RequestError(
+                f"tree_budget is {budget}, but the engine verifies at most {longest}; raise speculation.max_draft_len and build again"
+            )
+        return budget if trees else 0

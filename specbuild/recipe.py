@@ -101,6 +101,9 @@ class SpeculationSection(Section):
     method: Method = Field(default="ngram", description="Proposer used when a request does not say otherwise.")
     draft_len: int = Field(default=4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
     max_draft_len: int = Field(default=7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
+    tree_budget: int = Field(
+        default=0, ge=0, description="Tokens of a draft's whole tree, at most, where the rule judges trees; 0: chains of draft_len."
+    )
     verification: Verification = Field(default="coupled", description="Lossless rule of acceptance.")
     lossy: Lossy | None = Field(
         default=None, description="A rule in its place that changes the law of the output; results are labelled with it. Empty: none."
@@ -148,6 +151,10 @@ class SpeculationSection(Section):
         if self.draft_len > self.max_draft_len:
             raise ValueError(
                 f"draft_len {self.draft_len} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former"
+            )
+        if self.tree_budget > self.max_draft_len:
+            raise ValueError(
+                f"tree_budget {self.tree_budget} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former"
             )
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}; swap or lower it")

@@ -15,7 +15,7 @@ A node that is not among the best of its level's time never will be, so only tho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import inf, log
@@ -82,8 +82,7 @@ class Growth:
     def level(self) -> Level:
         """The open nodes, to be fed."""
         self._fed += self.open
-        places: dict[Node | None, int] = {node: place for place, node in enumerate(self._fed)} | {self._root: ROOT}
-        return tuple(node.token for node in self.open), tuple(places[node.parent] for node in self._fed)
+        return tuple(node.token for node in self.open), self._parents(self._fed)
 
     def grow(self, rows: Iterable[NDArray[np.float32]], guess: Draft = Draft.EMPTY) -> list[int]:
         """Give children to the open nodes, by their logits [≥ V]; returns the nodes of ``guess`` that came true.
@@ -101,9 +100,14 @@ class Growth:
 
     def draft(self) -> Draft:
         """What has grown, with its laws where the rule of acceptance asks for them."""
-        places: dict[Node | None, int] = {node: place for place, node in enumerate(self._nodes)} | {self._root: ROOT}
         laws = tuple(node.law for node in self._nodes if node.law is not None) if self.sequence.rule.needs_laws else None
-        return Draft(tuple(node.token for node in self._nodes), tuple(places[node.parent] for node in self._nodes), laws)
+        return Draft(tuple(node.token for node in self._nodes), self._parents(self._nodes), laws)
+
+    def _parents(self, nodes: Sequence[Node]) -> tuple[int, ...]:
+        """Of each of ``nodes``, the place of its parent among them."""
+        places: dict[Node | None, int] = {self._root: ROOT}
+        places.update((node, place) for place, node in enumerate(nodes))
+        return tuple(places[node.parent] for node in nodes)
 
     def _extend(self, rows: Iterable[NDArray[np.float32]]) -> None:
         """One more level."""

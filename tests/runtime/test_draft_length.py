@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.bundle import StepCost
-from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, MethodRecord
+from specbuild.runtime.acceptance_record import MethodRecord
+from specbuild.runtime.draft import Shape
+from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, DraftTimes
 from specbuild.runtime.pace import LARGEST, SMALLEST, Pace
 from specbuild.runtime.prefixes import Prefixes
+from specbuild.runtime.request import Request
+from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.stats import RequestCounter
 from specbuild.runtime.step_times import StepTimes
 
@@ -26,8 +30,8 @@ def times(first: float, each: float) -> StepTimes:
     )
 
 
-def sequence(number: int = 0, method: str = "ngram", fixed: bool = False) -> Any:
-    request = SimpleNamespace(method=method, draft_len=4, draft_len_fixed=fixed)
+def sequence(number: int = 0, method: str = "ngram", fixed: bool = False, tree_budget: int = 0) -> Any:
+    request = Request(number, (1,), SamplingParams(), 0, method, 4, draft_len_fixed=fixed, tree_budget=tree_budget)
     return SimpleNamespace(id=number, tokens=[1] * 200, request=request, counter=RequestCounter(200))
 
 
@@ -36,7 +40,8 @@ def settled(chooser: DraftLength, running: list[Any], rate: float, rounds: int =
     owed, chosen = 0.0, 0
     for _ in range(rounds):
         for one in running:
-            chosen = chooser.choose(running)[one.id]
+            shape = chooser.choose(running)[one.id]
+            chosen = shape.length
             accepted = 0
             while accepted < chosen:
                 owed += rate
@@ -45,7 +50,7 @@ def settled(chooser: DraftLength, running: list[Any], rate: float, rounds: int =
                 owed -= 1
                 accepted += 1
             failed = accepted < chosen
-            chooser.observe(one, chosen, chosen, accepted, failed)
+            chooser.observe(one, shape, chosen, accepted, failed)
             one.counter.observe(emitted=accepted + 1, drafted=chosen, accepted=accepted, failed=failed)
     return chosen
 
@@ -64,16 +69,16 @@ def test_cheap_tokens_that_are_accepted_are_drafted_to_the_longest() -> None:
 def test_nothing_is_drafted_where_nothing_is_accepted() -> None:
     chooser, one = DraftLength(LONGEST, times(1.0, 0.2), {}), sequence()
     settled(chooser, [one], rate=0.0)
-    later = [chooser.choose([one])[0] for _ in range(2 * TRY_AGAIN)]
+    later = [chooser.choose([one])[0].length for _ in range(2 * TRY_AGAIN)]
     assert sorted(set(later)) == [0, 1]
     assert later.count(1) == 2, "one token is tried again now and then"
 
 
 def test_a_draft_engine_that_costs_as_much_as_the_target_is_not_asked() -> None:
     slow = times(1.0, 0.1)
-    chooser = DraftLength(LONGEST, slow, {"draft_model": slow})
+    chooser = DraftLength(LONGEST, slow, {"draft_model": DraftTimes(slow)})
     assert settled(chooser, [sequence(method="draft_model")], rate=0.9) in (0, 1)
-    assert chooser._current == 0
+    assert chooser._current == Shape.chain(0)
 
 
 def test_a_crowded_pass_gets_shorter_drafts() -> None:
@@ -101,7 +106,7 @@ def test_rates_stay_between_0_and_1(rounds: list[tuple[int, bool]]) -> None:
     record = MethodRecord(LONGEST)
     for accepted, failed in rounds:
         record.observe(LONGEST, accepted, failed and accepted < LONGEST)
-    assert all(0 <= record.rate(position) <= 1 for position in range(LONGEST))
+    assert all(0 <= rate <= 1 for rate in record.rates)
     assert 0 <= record.coverage <= 1
 
 
