@@ -157,7 +157,8 @@ class CachedModel:
     def hidden(self, owner: Hashable) -> NDArray[np.float32]:
         """Hidden states [S,W] of ``owner``'s tokens in the last ``feed``, valid until the next pass."""
         assert self.engine.hidden is not None, "the engine gives out no hidden states"
-        return self.engine.hidden[self.cache.row(owner)]
+        states: NDArray[np.float32] = self.engine.hidden[self.cache.row(owner)]
+        return states
 
     def _home(self, owner: Hashable) -> KvCache:
         return self.reading if owner in self.reading.owners else self.cache

@@ -96,7 +96,7 @@ class Soak:
         if abs(growth) > TOLERANCE:
             problems.append(f"resident memory went from {warm.mebibytes:.0f} to {end.mebibytes:.0f} MiB, {growth:+.1%}")
         if end.threads != warm.threads:
-            problems.append(f"threads went from {warm.threads} to {end.threads}")
+            problems.append(f"threads went from {warm.threads} to {end.threads}: {warm.differences(end)}")
         if not ready:
             problems.append("the model is not ready")
         return {

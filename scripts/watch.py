@@ -102,7 +102,13 @@ class Footprint:
 
     mebibytes: float
     """Resident."""
-    threads: int
+    names: Counter[str]
+    """Of their threads."""
+
+    @property
+    def threads(self) -> int:
+        """How many."""
+        return self.names.total()
 
     @classmethod
     def of(cls, pids: Iterable[int]) -> Footprint:
@@ -111,6 +117,12 @@ class Footprint:
         Raises:
             OSError: one of them is no more.
         """
+        pids = tuple(pids)
         status = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
-        kib, threads = (sum(int(re.findall(rf"^{key}:\s+(\d+)", text, re.M)[0]) for text in status) for key in ("VmRSS", "Threads"))
-        return cls(kib / 1024, threads)
+        kib = sum(int(re.findall(r"^VmRSS:\s+(\d+)", text, re.M)[0]) for text in status)
+        return cls(kib / 1024, Counter(file.read_text().strip() for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/comm")))
+
+    def differences(self, other: Footprint) -> str:
+        """Threads of the other that this one has not, and the reverse."""
+        more, less = other.names - self.names, self.names - other.names
+        return ", ".join([f"+{count} {name}" for name, count in more.items()] + [f"-{count} {name}" for name, count in less.items()])

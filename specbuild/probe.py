@@ -127,7 +127,7 @@ def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
         for row in range(batch):
             model.cache.reserve(row)
         for context in sorted({max(0, min(context, entry.max_seq_len - entry.max_step)) for context in CONTEXTS}):
-            model.cache.make_room(context + entry.max_step)
+            model.cache.make_room(0, at_least=context + entry.max_step)
             for row in range(batch):
                 model.cache.commit(row, np.arange(context - model.cache.length(row)))
             for step in sorted({1, 2, 4, entry.max_step}):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_engine import EOS, VOCABULARY, ToyEngine, ToyModel, Toys, plainly, toy_entry, toys
+from plain import plainly
+from toy_engine import EOS, VOCABULARY, ToyEngine, ToyModel, Toys, toy_entry, toys
 
 from specbuild.recipe import SpeculationSection
 from specbuild.runtime.context import Context

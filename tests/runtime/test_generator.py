@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import plainly
 from test_loop import assert_idle, assert_plain, caches
-from toy_engine import ASCII, EOS, MAX_SEQ_LEN, VOCABULARY, Toys, invariant, plainly, toys
+from toy_engine import ASCII, EOS, MAX_SEQ_LEN, VOCABULARY, Toys, invariant, toys
 
 from specbuild.errors import RequestError
 from specbuild.runtime.generator import Generator

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_engine import ASCII, EOS, MAX_SEQ_LEN, VOCABULARY, Plain, Toys, invariant, plainly, toys
+from plain import Plain, plainly
+from toy_engine import ASCII, EOS, MAX_SEQ_LEN, VOCABULARY, Toys, invariant, toys
 
 from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.draft import Draft

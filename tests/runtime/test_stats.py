@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from toy_engine import EOS, VOCABULARY, Toys, plainly, toys
+from plain import plainly
+from toy_engine import EOS, VOCABULARY, Toys, toys
 
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.proposers.base import Ask, Proposer

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain import plainly
 from test_loop import assert_idle
-from toy_engine import EOS, VOCABULARY, Toys, plainly, toys
+from toy_engine import EOS, VOCABULARY, Toys, toys
 
 from specbuild.errors import RequestError
 from specbuild.runtime.draft import Draft

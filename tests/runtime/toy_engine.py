@@ -19,13 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from specbuild.bundle import Bundle, EngineEntry, Manifest, Probe, StepCost, Vocabulary
 from specbuild.errors import CapacityError
 from specbuild.recipe import Recipe
-from specbuild.runtime.acceptance import SeededRound
-from specbuild.runtime.context import Context
 from specbuild.runtime.engine import KvStorage, Step
 from specbuild.runtime.generator import Generator
 from specbuild.runtime.proposers.base import Proposer
-from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.transforms import Transforms
 
 VOCABULARY = 24
 """Ids that the tokenizer knows; each engine pads them by another number."""
@@ -270,37 +266,3 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
     patch.setattr("specbuild.runtime.proposers.load", made.load)
     yield made
     patch.undo()
-
-
-@dataclass(frozen=True)
-class Plain:
-    """What plain decoding gives."""
-
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: str
-    stop_reason: str | int | None
-    rows: tuple[NDArray[np.float32], ...]
-    """Logits that each token was chosen from."""
-
-
-def plainly(model: ToyModel, generator: Generator, prompt: Sequence[int], params: SamplingParams, window: int | None = None) -> Plain:
-    """One-by-one decoding from the definition: logits of the whole text so far, the law, the noise of the place."""
-    eos = () if params.ignore_eos else (EOS,)
-    transforms, context, rows = Transforms(params, VOCABULARY, (EOS,)), Context(prompt), []
-    assert params.seed is not None
-    while True:
-        rows.append(model.after(context.tokens, window)[:VOCABULARY])
-        token = SeededRound(params.seed, context.position).shared(transforms.law(rows[-1], context), 0)
-        context.push(token)
-        output = context.tokens[len(prompt) :]
-        if token in (*eos, *params.stop_token_ids):
-            reason = token if token in params.stop_token_ids else None
-            return Plain(tuple(output), generator.tokenizer.decode(output[:-1]), "stop", reason, tuple(rows))
-        text = generator.tokenizer.decode(output)
-        found = [(text.index(stop), stop) for stop in params.stop if stop in text]
-        if found:
-            place, stop = min(found)
-            return Plain(tuple(output), text[:place], "stop", stop, tuple(rows))
-        if len(output) == params.max_tokens:
-            return Plain(tuple(output), text, "length", None, tuple(rows))
