@@ -75,7 +75,7 @@ class Records:
         return self._records[key]
 
     def pass_by(self, shape: Shape) -> None:
-        """A round has the drafts of ``shape``: other trees fade."""
+        """A round has drafts of ``shape``: other trees fade. Chains do not: every tree has one to tell of."""
         for (_, budget), record in self._records.items():
             if budget not in (0, shape.budget):
                 record.fade()

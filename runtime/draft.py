@@ -103,6 +103,14 @@ class Draft:
             node = self.parents[node]
         return tuple(reversed(nodes))
 
+    @property
+    def first_branch(self) -> tuple[int, ...]:
+        """Nodes of the first child of the first child, and so on."""
+        nodes: list[int] = []
+        while children := self.children(nodes[-1] if nodes else ROOT):
+            nodes.append(children[0])
+        return tuple(nodes)
+
     def law(self, node: int) -> Law:
         """The law that ``node`` was drawn from after its earlier siblings: all mass on its token when nothing was drawn."""
         if self.laws is None:

@@ -6,8 +6,11 @@ from bisect import insort
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .draft import NOTHING, Draft, Shape
 from .draft_length import DraftLength
+from .prefixes import common
 from .request import Emission, Running
 
 
@@ -100,6 +103,11 @@ class Scheduler:
         if self._draft_length is not None:
             for sequence, asked, draft, emission in zip(plan.sequences, plan.shapes, drafts, emissions, strict=True):
                 self._draft_length.observe(sequence, asked, len(draft), emission.accepted, emission.failed)
+                if asked.branches:  # a chain would have been the first branch, and says what one is worth
+                    chain = [draft.tokens[node] for node in draft.first_branch]
+                    kept = common(np.array(chain, np.int64), np.array(emission.tokens))
+                    failed = kept < min(len(chain), len(emission.tokens))
+                    self._draft_length.observe(sequence, Shape.chain(asked.length), len(chain), kept, failed)
 
     def holding(self, owner: Hashable) -> Running | None:
         """The sequence of ``owner`` if it was admitted, and so holds resources."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from specbuild.bundle import StepCost
 from specbuild.runtime.acceptance_record import MethodRecord
@@ -99,6 +102,50 @@ def test_who_fixed_a_length_keeps_it_and_off_is_left_alone() -> None:
     chooser = DraftLength(LONGEST, times(1.0, 0.01), {})
     running = [sequence(0, fixed=True), sequence(1, method="off"), sequence(2)]
     assert set(chooser.choose(running)) == {2}
+
+
+def run(kept: NDArray[np.bool_]) -> int:
+    """How many are kept before the first that is not."""
+    return int(np.argmin([*kept, False]))
+
+
+def trees_settle(chooser: DraftLength, rates: dict[bool, float], rounds: int = 400) -> Counter[Shape]:
+    """The shapes chosen for a request that allows trees, where trees and chains are accepted at rates of their own; the last 200."""
+    one, random, chosen = sequence(tree_budget=LONGEST), np.random.default_rng(0), []
+    for _ in range(rounds):
+        shape = chooser.choose([one])[0]
+        accepted = run(random.random(shape.length) < rates[shape.branches])
+        chooser.observe(one, shape, shape.budget, accepted, accepted < shape.length)
+        if shape.branches:
+            first = run(random.random(accepted) < rates[False] / rates[True])
+            chooser.observe(one, Shape.chain(shape.length), shape.length, first, first < shape.length)
+        one.counter.observe(emitted=accepted + 1, drafted=shape.budget, accepted=accepted, failed=accepted < shape.length)
+        chosen.append(shape)
+    return Counter(chosen[-200:])
+
+
+def test_a_tree_grows_to_its_budget_where_passes_are_free() -> None:
+    chosen = trees_settle(DraftLength(LONGEST, times(1.0, 0.001), {"ngram": DraftTimes(times(0.1, 0.001))}), {False: 0.5, True: 0.75})
+    (shape, count), *_ = chosen.most_common()
+    assert shape.budget == LONGEST > shape.length > 1
+    assert count > 150
+
+
+def test_a_tree_falls_back_to_a_chain_where_wide_passes_cost() -> None:
+    """Or where its other branches bring nothing; and loses next to nothing by trying."""
+    for each, rates in [(0.5, {False: 0.7, True: 0.8}), (0.15, {False: 0.7, True: 0.7})]:
+        chosen = trees_settle(DraftLength(LONGEST, times(1.0, each), {}), rates, rounds=800)
+        assert sum(count for shape, count in chosen.items() if shape.budget == shape.length) >= 195
+
+
+def test_who_allows_no_tree_has_its_chain_beside_one() -> None:
+    chooser = DraftLength(LONGEST, times(1.0, 0.001), {"ngram": DraftTimes(times(0.1, 0.001))})
+    trees_settle(chooser, {False: 0.5, True: 0.75})
+    running = [sequence(0, tree_budget=LONGEST), sequence(1), sequence(2, tree_budget=4)]
+    one, other, small = chooser.choose(running).values()
+    assert one.budget > one.length == other.length == other.budget == small.length
+    assert small.budget == max(4, small.length)
+    assert chooser.choose(running[1:2])[1] == other, "those who allowed the tree have left"
 
 
 @given(st.lists(st.tuples(st.integers(0, LONGEST), st.booleans()), max_size=60))
