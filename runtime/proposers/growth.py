@@ -1,7 +1,10 @@
 """A draft in the making, level by level from a proposer's own logits: a chain, or the tree that its budget allows.
 
-After EAGLE-2 (2406.16858). The confidence in a token is its probability by the logits, that of a node the product along its path. The
-first child of each node on the first branch is the chain that would be drafted without a tree, and it stays; the rest of the budget
+After EAGLE-2 (2406.16858). The confidence in a token is its probability by the logits, that of a node the product along its path. Where
+the target's token is foreseen (coupled sampling) the noise g is known, and a logit l counts for l + T·g among those of the node's
+children: what decides is how close a call it is. At temperature T = 0 that is the same but for the normalisation.
+
+The first child of each node on the first branch is the chain that would be drafted without a tree, and it stays; the rest of the budget
 goes to the nodes that are worth most, of all levels:
 
 - Under a rule that needs no laws a node is worth its confidence. Any node may be left out, whatever its token, because such a rule asks
@@ -19,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import inf, log
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,10 +132,10 @@ class Growth:
         except RequestError:
             return []
         tokens = sequence.rule.choose_children(law, sequence.randomness, len(before), count, branch)
-        shares = _shares(row[: sequence.transforms.vocabulary_size], tokens) if self._extra else [1.0]
+        shares = self._shares(row, law, tokens, len(before)) if self._extra else np.ones(1)
         children: list[Node] = []
         worth, left = node.worth, 1.0
-        for token, share in zip(tokens, shares, strict=True):
+        for token, share in zip(tokens, shares.tolist(), strict=True):
             confidence = node.confidence + _log(share)
             if sequence.rule.needs_laws:
                 worth, left = min(worth, node.confidence + _log(left)), left - share
@@ -140,12 +144,19 @@ class Growth:
             children.append(Node(token, node, law, node.depth + 1, node.first and not children, confidence, worth))
         return children
 
+    def _shares(self, row: NDArray[np.float32], law: Law, tokens: tuple[int, ...], depth: int) -> NDArray[Any]:
+        """[n] the confidence in each of ``tokens``, children of one node."""
+        sequence, temperature = self.sequence, self.sequence.request.params.temperature
+        if sequence.rule.foreseen and temperature > 0:
+            scores = law.scores[np.searchsorted(law.tokens, tokens)] + sequence.randomness.noise(tokens, depth)
+            return _softmax(temperature * scores)
+        # Not of the law, which at temperature 0 knows of no second choice.
+        return _softmax(row[: sequence.transforms.vocabulary_size])[list(tokens)]
 
-def _shares(row: NDArray[np.float32], tokens: tuple[int, ...]) -> list[float]:
-    """Probabilities of ``tokens`` by the logits [V] alone: at temperature 0 the law itself knows of no second choice."""
-    top = row.max()
-    mass = np.exp(row - top).sum(dtype=np.float64)
-    shares: list[float] = (np.exp(row[list(tokens)] - top) / mass).tolist()
+
+def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
+    weights = np.exp(scores - scores.max())
+    shares: NDArray[Any] = weights / weights.sum()
     return shares
 
 

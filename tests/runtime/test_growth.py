@@ -37,7 +37,8 @@ def grown(rule: Rule, proposer: Model, shape: Shape, randomness: Any) -> Draft:
     """What grows of a proposer's exact laws; the draft carries them whatever the rule."""
     context = Context([0])
     transforms = SimpleNamespace(vocabulary_size=FEW, draft_law=lambda row, context, count: proposer(tuple(context.tokens[1:])))
-    sequence: Any = SimpleNamespace(rule=rule, context=context, transforms=transforms, randomness=randomness)
+    request = SimpleNamespace(params=SamplingParams())
+    sequence: Any = SimpleNamespace(rule=rule, context=context, transforms=transforms, randomness=randomness, request=request)
     growth = Growth(Ask(sequence, shape.length, budget=shape.budget))
     while growth.open:
         laws = [proposer(node.path) for node in growth.open]
@@ -165,7 +166,7 @@ def test_a_tree_accepts_at_least_what_its_chain_does(toys: Toys, temperature: fl
         for seed, (answer, each) in enumerate(zip(answers, params, strict=True)):
             assert answer.token_ids == plainly(toys.target, generator, [seed + 1, 2], each).tokens
         rounds[budget] = sum(answer.stats.num_spec_steps for answer in answers)
-    assert rounds[7] < rounds[0]
+    assert rounds[7] < 0.95 * rounds[0]
 
 
 def replaced(params: SamplingParams, **changes: Any) -> SamplingParams:
