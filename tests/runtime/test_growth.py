@@ -169,6 +169,21 @@ def test_a_tree_accepts_at_least_what_its_chain_does(toys: Toys, temperature: fl
     assert rounds[7] < 0.95 * rounds[0]
 
 
+@pytest.mark.parametrize("method", ["draft_model", "ngram", "hybrid", "cascade"])
+def test_a_service_that_chooses_between_chains_and_trees_writes_what_plain_decoding_does(toys: Toys, method: str) -> None:
+    generator = toys.generator(interactive=True, settings={"tree_budget": 7})
+    chooser, params = generator.loop.scheduler._draft_length, SamplingParams(seed=3, max_tokens=40, ignore_eos=True, speculation=method)
+    assert chooser is not None
+    chooser._drafts = {}  # which cost as much as the target's here, where nothing would pay
+    chosen: set[Shape] = set()
+    observe = chooser.observe
+    chooser.observe = lambda sequence, asked, *rest: (chosen.add(asked), observe(sequence, asked, *rest))[1]  # type: ignore[method-assign]
+    prompts = [[seed, 2, 3, 2] for seed in range(9)]
+    for prompt, answer in zip(prompts, generator.generate(prompts, params), strict=True):
+        assert answer.token_ids == plainly(toys.target, generator, prompt, params).tokens
+    assert {shape.branches for shape in chosen} == {False, True}
+
+
 def replaced(params: SamplingParams, **changes: Any) -> SamplingParams:
     return SamplingParams(**{**vars(params), **changes})
 
