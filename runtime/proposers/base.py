@@ -79,8 +79,8 @@ class Proposer(ABC):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A draft for each of ``asks``, in order; an empty one where there is nothing to propose.
 
-        A token that comes from a law of the proposer's own is chosen by ``sequence.rule.choose``, and where that rule needs
-        them the draft carries the laws. A token once chosen is never left out for looking unlikely: that would bias the text.
+        Tokens that come from a law of the proposer's own are chosen by ``sequence.rule.choose_children``, and where that rule needs
+        them the draft carries the laws: then a token once chosen is never left out for looking unlikely, which would bias the text.
         """
 
     def retire(self, sequence: Running) -> None:

@@ -8,12 +8,12 @@ The first child of each node on the first branch is the chain that would be draf
 goes to the nodes that are worth most, of all levels:
 
 - Under a rule that needs no laws a node is worth its confidence. Any node may be left out, whatever its token, because such a rule asks
-  only that siblings differ. With the levels bounded, no tree around the chain has more confidence.
+  only that siblings differ. At temperature 0 no tree around the chain, as deep and as large, has more confidence.
 - Where laws are needed a node is worth what is known before its token is drawn: the confidence of its parent times what the earlier
   siblings left of it. Its own descendants and the siblings after it are worth no more, so that none of them can push it out: whether
   it stays does not depend on its token, and the tree is the one that a draw in the order of worth would have made, node by node.
 
-A node that is not among the best of its level's time never will be, so only those that are get children.
+A node that is not among the best when its level is drafted never will be: only those that are get children.
 """
 
 from __future__ import annotations
