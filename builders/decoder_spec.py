@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -64,6 +64,23 @@ class DecoderSpec:
     """Tokens that a query sees, itself included, the same in every layer."""
     moe: MoeSpec | None = None
     """None: every layer has one MLP of ``intermediate_size``."""
+    first_layer: int = 0
+    """Layers of the model that come before these ``num_layers``: not 0 for the upper part of a model that was cut in two."""
+    layers_after: int = 0
+    """Layers of the model that come after these: not 0 for the lower part."""
+
+    @property
+    def layers(self) -> range:
+        """Those that this describes, by their numbers in the whole model."""
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+    def lower(self, layers: int) -> DecoderSpec:
+        """The first ``layers`` layers alone, with the model's own norm and head after them."""
+        return replace(self, num_layers=layers, layers_after=self.num_layers - layers)
+
+    def upper(self, layers: int) -> DecoderSpec:
+        """The layers after the first ``layers``. They have no embedding that a tied head could share."""
+        return replace(self, num_layers=self.num_layers - layers, first_layer=layers, tied_head=False)
 
     def has_experts(self, layer: int) -> bool:
         """Whether layer ``layer`` is a mixture of experts."""

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from specbuild.bundle import EngineEntry, Probe
+from specbuild.bundle import EngineEntry, LowerPart, Probe
 from specbuild.errors import EnvironmentLacksError, UnsupportedError
-from specbuild.recipe import HeadRole
+from specbuild.recipe import LOWER, HeadRole
 
 from .compilers.base import CompileJob, Role
 from .decoder_spec import DecoderSpec
@@ -38,7 +38,10 @@ def compile_engines(preparation: Preparation, staging: Path, progress: Progress)
             done[step.role] = done[step.twin].model_copy(update={"role": step.role})
             continue
         progress(f"compiling the {step.role}: {step.checkpoint} as {step.precision}")
-        done[step.role] = _compile(preparation, step.job, staging, Path("engines") / step.role)
+        spec = preparation.facts(step.role).spec
+        done[step.role] = compile_engine(preparation, step.job, spec, staging, Path("engines") / step.role)
+    if LOWER in done:
+        done["target"] = _joined(done[LOWER], done["target"], preparation.plan.taps)
     return tuple(done.values())
 
 
@@ -51,7 +54,7 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
     references: dict[str | None, EngineEntry] = {
         preparation.facts(step.role).digest: entry
         for step, entry in zip(preparation.plan.steps, engines, strict=True)
-        if entry.precision == "float32"
+        if entry.precision == "float32" and entry.role != LOWER
     }
     for step, entry in zip(preparation.plan.steps, engines, strict=True):
         if step.twin is not None:
@@ -61,7 +64,9 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
         if compared(step) and digest not in references:
             progress(f"compiling the {step.role} in float32 to compare with")
             job = dataclasses.replace(step.job, precision="float32")
-            references[digest] = _compile(preparation, job, staging, Path(_REFERENCES) / step.role)
+            references[digest] = compile_engine(
+                preparation, job, preparation.models[step.role].spec, staging, Path(_REFERENCES) / step.role
+            )
         progress(f"measuring the {step.role}")
         try:
             probes[step.role] = probe(staging, entry, references[digest] if compared(step) else None)
@@ -73,14 +78,17 @@ def measure(engines: Engines, preparation: Preparation, staging: Path, probe: Pr
 
 
 def compared(step: EngineStep) -> bool:
-    """Whether a step's engine has a float32 one to be compared with: decoders on the CPU, unless their weights are float32 anyway."""
-    return step.backend == "onnxruntime" and step.precision != "float32" and step.role not in get_args(HeadRole)
+    """Whether a step's engine has a float32 one to be compared with: whole decoders on the CPU, unless their weights are float32 anyway."""
+    return step.backend == "onnxruntime" and step.precision != "float32" and step.role not in (LOWER, *get_args(HeadRole))
 
 
-def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: Path) -> EngineEntry:
-    spec, weights, compiler = preparation.facts(job.role).spec, preparation.weights[job.role], preparation.compiler
-    shape, taps = compiler.shape(job), preparation.plan.taps if job.role == "target" else ()
+def compile_engine(preparation: Preparation, job: CompileJob, spec: DecoderSpec | HeadSpec, staging: Path, folder: Path) -> EngineEntry:
+    """The engine of ``spec``, the model of the job's role or a part of it, in ``staging/folder``."""
+    weights, compiler = preparation.weights[job.role], preparation.compiler
+    shape = compiler.shape(job)
+    taps: tuple[int, ...] = ()
     if isinstance(spec, DecoderSpec):
+        taps = _taps(spec, preparation.plan.taps) if job.role in ("target", LOWER) else ()
         graph = decoder(spec, weights, capacity=shape.graph_capacity, positions=shape.capacity, taps=taps)
     else:
         graph = head(spec, weights, capacity=shape.graph_capacity, positions=shape.capacity)
@@ -108,6 +116,18 @@ def _compile(preparation: Preparation, job: CompileJob, staging: Path, folder: P
     )
 
 
+def _taps(spec: DecoderSpec, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Hidden states that the target, or this part of it, gives out: those wanted by heads, and of a lower part what the upper one takes."""
+    end = spec.layers.stop
+    return tuple(tap for tap in (*spec.layers, end) if tap in wanted or (tap == end and spec.layers_after))
+
+
+def _joined(lower: EngineEntry, upper: EngineEntry, taps: tuple[int, ...]) -> EngineEntry:
+    """The target that two parts make."""
+    part = LowerPart(file=lower.file, num_layers=lower.num_layers)
+    return upper.model_copy(update={"lower": part, "num_layers": lower.num_layers + upper.num_layers, "first_layer": 0, "taps": taps})
+
+
 def _signature(spec: DecoderSpec | HeadSpec, taps: tuple[int, ...]) -> dict[str, Any]:
     """Fields of an ``EngineEntry``: the caches of the engine and the hidden states that it gives out or takes."""
     if isinstance(spec, MedusaHead):
@@ -116,7 +136,7 @@ def _signature(spec: DecoderSpec | HeadSpec, taps: tuple[int, ...]) -> dict[str,
     assert isinstance(spec, DecoderSpec | LayerHead)
     layer = spec if isinstance(spec, DecoderSpec) else spec.layer
     caches = {name: getattr(layer, name) for name in ("num_layers", "num_kv_heads", "head_dim", "sliding_window")}
-    return caches | {"taps": spec.taps if isinstance(spec, LayerHead) else taps}
+    return caches | {"first_layer": layer.first_layer, "taps": spec.taps if isinstance(spec, LayerHead) else taps}
 
 
 def _write_draft_ids(preparation: Preparation, role: Role, staging: Path, folder: Path) -> str | None:

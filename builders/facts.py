@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from specbuild.errors import CheckpointError
-from specbuild.recipe import HeadRole
+from specbuild.recipe import LOWER, HeadRole, Recipe
 
 from .architectures import decoder_spec
 from .checkpoint import Checkpoint, ModelFiles, open_head
@@ -52,6 +52,16 @@ class ModelFacts:
     """Of the checkpoint's content; None: planned from the recipe's ``config`` alone."""
     tokenizer: TokenizerFacts | None
     """None: as ``digest``."""
+
+
+def parts(recipe: Recipe, models: Sequence[ModelFacts]) -> tuple[ModelFacts, ...]:
+    """What is compiled for ``models`` (the target first): with an early exit the target is two engines, the lower one the last."""
+    exit_ = recipe.speculation.early_exit
+    if exit_ is None:
+        return tuple(models)
+    target, *drafts = models
+    lower = replace(target, role=LOWER, spec=target.spec.lower(exit_.layers))
+    return replace(target, spec=target.spec.upper(exit_.layers)), *drafts, lower
 
 
 @dataclass(frozen=True)

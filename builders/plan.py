@@ -17,7 +17,7 @@ from specbuild.recipe import Backend, HeadRole, Precision, Recipe
 
 from .compilers.base import CompileJob, EngineShape, Role
 from .decoder_spec import DecoderSpec, MoeSpec
-from .facts import HeadFacts, ModelFacts
+from .facts import HeadFacts, ModelFacts, parts
 from .head_spec import HeadSpec, LayerHead, head_shapes
 from .weights import role_shapes
 
@@ -148,7 +148,8 @@ class BuildPlan:
 
 
 def plan(recipe: Recipe, models: tuple[ModelFacts, ...], heads: tuple[HeadFacts, ...], tools: ToolFacts) -> BuildPlan:
-    """The plan for ``models`` (the target, then its draft models) and the draft heads."""
+    """The plan for ``models`` (the target, then its draft models), some of which may be compiled in parts, and the draft heads."""
+    models = parts(recipe, models)
     steps = [_step(recipe, model, _twin(recipe, model, models), tools.shapes[model.role]) for model in models]
     steps += [_step(recipe, head, None, tools.shapes[head.role]) for head in heads]
     taps = tuple(sorted({tap for head in heads for tap in head.spec.taps}))
@@ -160,7 +161,7 @@ def _twin(recipe: Recipe, model: ModelFacts, models: tuple[ModelFacts, ...]) -> 
     job = CompileJob.of(recipe, model.role)
     for other in models[: models.index(model)]:
         same_content = other.source == model.source if model.digest is None else other.digest == model.digest
-        if same_content and dataclasses.replace(CompileJob.of(recipe, other.role), role=model.role) == job:
+        if same_content and other.spec == model.spec and dataclasses.replace(CompileJob.of(recipe, other.role), role=model.role) == job:
             return other.role
     return None
 

@@ -29,6 +29,7 @@ def preflight(recipe: Recipe, models: Sequence[ModelFacts]) -> None:
     check_config(target, recipe.target.config, "target.config")
     check_positions(recipe, target)
     check_padding(target)
+    check_early_exit(recipe, target)
     for draft in drafts:
         check_config(draft, recipe.speculation.models[draft.role].config, f"{section_key(draft.role)}.config")
         check_positions(recipe, draft)
@@ -93,6 +94,18 @@ def check_padding(model: ModelFacts) -> None:
             f"the tokenizer of the {model.role} {model.source} knows {model.tokenizer.size} ids, its embedding has "
             f"{model.spec.vocab_size} rows; use the tokenizer that the checkpoint came with, "
             f"or resize its embedding to {model.tokenizer.size} rows"
+        )
+
+
+def check_early_exit(recipe: Recipe, target: ModelFacts) -> None:
+    """Both parts of a target that is cut in two have a layer at least."""
+    section, layers = recipe.speculation.early_exit, target.spec.num_layers
+    if section is not None and section.layers >= layers:
+        raise PreflightError(
+            f"speculation.early_exit.layers is {section.layers}, but the target {target.source} has {layers} layers; "
+            f"set it to {layers - 1} or less, so that one is left to verify with"
+            if layers > 1
+            else f"speculation.early_exit: the target {target.source} has a single layer and cannot be cut in two; remove the section"
         )
 
 

@@ -14,8 +14,8 @@ from specbuild.recipe import Recipe
 from .architectures import family
 from .checkpoint import Checkpoint, open_checkpoint
 from .compilers import base
-from .compilers.base import CompileJob, Compiler, Role
-from .facts import HeadFacts, ModelFacts, facts_from_config, facts_of, head_facts
+from .compilers.base import CompileJob, Compiler, Role, sections
+from .facts import HeadFacts, ModelFacts, facts_from_config, facts_of, head_facts, parts
 from .head_preflight import check_head
 from .heads.weights import HeadWeights
 from .plan import BuildPlan, ToolFacts, plan
@@ -35,8 +35,9 @@ class Preparation:
     weights: Mapping[Role, CheckpointWeights | HeadWeights]
 
     def facts(self, role: Role) -> ModelFacts | HeadFacts:
-        """Of any engine's model."""
-        return self.models[role] if role in self.models else self.heads[role]
+        """Of any engine's model; of a part the part's own."""
+        made = {part.role: part for part in parts(self.plan.recipe, tuple(self.models.values()))}
+        return made[role] if role in made else self.heads[role]
 
 
 def prepare(recipe: Recipe) -> Preparation:
@@ -59,6 +60,7 @@ def prepare(recipe: Recipe) -> Preparation:
     weights: dict[Role, CheckpointWeights | HeadWeights] = {
         role: CheckpointWeights(checkpoints[role], model.spec, family(model.spec.family)) for role, model in models.items()
     }
+    weights |= {part.role: weights["target"] for part in parts(recipe, tuple(models.values())) if part.role not in models}
     for role, head in heads.items():
         weights[role] = HeadWeights(head.files, head.spec, head.layout, head.prefix, weights["target"], head.d2t)
     return Preparation(_plan(recipe, models, heads, compiler, compiler.version()), compiler, models, checkpoints, heads, weights)
@@ -106,7 +108,7 @@ def _heads(recipe: Recipe, target: ModelFacts) -> dict[Role, HeadFacts]:
 def _plan(
     recipe: Recipe, models: Mapping[Role, ModelFacts], heads: Mapping[Role, HeadFacts], compiler: Compiler, version: str | None
 ) -> BuildPlan:
-    shapes = {role: compiler.shape(CompileJob.of(recipe, role)) for role in (*models, *heads)}
+    shapes = {role: compiler.shape(CompileJob.of(recipe, role)) for role in sections(recipe)}
     return plan(recipe, tuple(models.values()), tuple(heads.values()), ToolFacts(compiler.flavour, version, shapes, source_digest()))
 
 

@@ -98,8 +98,9 @@ def role_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _roles(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "embedding", (spec.vocab_size, spec.hidden_size)
-    for index in range(spec.num_layers):
+    if spec.first_layer == 0:
+        yield "embedding", (spec.vocab_size, spec.hidden_size)
+    for index in spec.layers:
         layer = decoder_layer_shapes(spec, experts=spec.has_experts(index))
         yield from ((f"layers.{index}.{part}", shape) for part, shape in layer.items())
     yield "norm", (spec.hidden_size,)

@@ -40,12 +40,17 @@ class DraftTimes:
     step: StepTimes
     at_once: bool = False
     """One pass gives all tokens (Medusa heads), not one each level."""
+    shared: bool = False
+    """They are passes of the target's own first layers, which then need not read the draft again (early exit)."""
 
     def seconds(self, batch: int, shape: Shape, context: int) -> float:
         """Seconds of drafting for each of ``batch`` sequences."""
-        if self.at_once or not shape.length:
-            return self.step.seconds(batch, 1, context) * min(shape.length, 1)
-        return self.step.seconds(batch, ceil(shape.budget / shape.length), context) * shape.length
+        length, one = shape.length, self.step.seconds(batch, 1, context)
+        if self.shared:  # chains alone
+            return one * length - (self.step.seconds(batch, 1 + length, context) - one)
+        if self.at_once or not length:
+            return one * min(length, 1)
+        return self.step.seconds(batch, ceil(shape.budget / length), context) * length
 
 
 class DraftLength:

@@ -29,7 +29,8 @@ class Step:
     logit_rows: NDArray[np.int64]
     """[B,R] which of the S tokens' logits are wanted."""
     features: NDArray[np.float32] | None = None
-    """[B,S,H·taps] what the target knew at each token; of draft heads, which take no step without."""
+    """[B,S,H·taps] what the target knew at each token; of draft heads, which take no step without. Of a target's upper part [B,S,H], what
+    its lower part made of each token."""
     previous: NDArray[np.float32] | None = None
     """[B,S,H] what the head itself knew at the token before; likewise."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from specbuild.bundle import Bundle
 from specbuild.errors import CancelledError, RequestError, close_match
+from specbuild.recipe import LOWER
 
 from .acceptance import RULES
 from .answer import Answer, Completion, Delta
@@ -61,10 +62,10 @@ class Generator:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {entry.max_batch_size}; raise target.max_batch_size")
         self.entry = entry
         self.tokenizer = Tokenizer(bundle.path / "tokenizer", bundle.manifest.vocabulary)
-        # Not by way of this generator: a circle of references would keep its memory until a collection.
-        self._proposers = Proposers(bundle, Means(self.rows, threads, remember, interactive), proposers or {})
-        self.intake = Intake(bundle.manifest, entry, self.tokenizer, self._proposers, rule)
         target = CachedModel(load(bundle.path, entry, threads=threads), self.rows, remember=remember, resident=interactive)
+        # Not by way of this generator: a circle of references would keep its memory until a collection.
+        self._proposers = Proposers(bundle, Means(self.rows, threads, remember, interactive, target), proposers or {})
+        self.intake = Intake(bundle.manifest, entry, self.tokenizer, self._proposers, rule)
         scheduler = Scheduler(self.rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
         self.loop = Loop(scheduler, Verifier(target), self._proposers, Pace(STRETCH if interactive else None))
         self._inboxes: dict[Hashable, deque[Emission]] = {}
@@ -178,5 +179,9 @@ class Generator:
         costs = {engine.role: StepTimes(engine.probe.step_costs) for engine in self.bundle.manifest.engines if engine.probe is not None}
         largest = {method: roles[-1] for method in METHODS if (roles := self.bundle.manifest.recipe.speculation.roles(method))}
         # Smaller models of a cascade cost little beside the largest, and save some of its passes.
-        times = {method: DraftTimes(costs[role], at_once=method == "medusa") for method, role in largest.items() if role in costs}
+        times = {
+            method: DraftTimes(costs[role], at_once=method == "medusa", shared=role == LOWER and self.entry.probe.step_invariant)
+            for method, role in largest.items()
+            if role in costs
+        }
         return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)

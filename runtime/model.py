@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from operator import itemgetter
 from time import perf_counter
@@ -65,6 +66,12 @@ class CachedModel:
     def owners(self) -> tuple[Hashable, ...]:
         """Who holds a row, the one whose prompt is being read last."""
         return (*self.cache.owners, *self.reading.owners)
+
+    def sharing(self, engine: Engine) -> CachedModel:
+        """A model of the very same caches whose passes are those of ``engine``."""
+        other = copy(self)
+        other.engine, other.seconds = engine, 0.0
+        return other
 
     def length(self, owner: Hashable) -> int:
         """Valid positions of ``owner``'s row."""

@@ -58,6 +58,14 @@ class Probe(Record):
     parity: Parity | None
 
 
+class LowerPart(Record):
+    """The first layers of an engine that was compiled in two."""
+
+    file: str
+    """Path inside the bundle."""
+    num_layers: int
+
+
 class EngineEntry(Record):
     """One compiled engine and the signature that it has.
 
@@ -75,14 +83,21 @@ class EngineEntry(Record):
     ``medusa``. Input: ``features`` [B,S,H] float32, the target's last hidden state. Output: ``logits`` [B,S,K,V] float32, those
     of the K tokens that follow the next one. No cache: layers, KV heads and head dimension are 0.
 
+    A ``target`` with a ``lower`` part is two files with the signature of one engine. The lower one is a decoder of the first layers, with
+    the target's own norm and head after them, and is also listed by itself (``target.lower``); the last of its taps is what enters the
+    first layer that it lacks. The other takes that, as ``features`` [B,S,H] float32, in place of ``input_ids``; it has the target's other
+    layers and taps. Caches have the number of their layer in the whole target.
+
     B batch ≤ max_batch_size, S new tokens ≤ max_step, R rows wanted, T length of the bound cache view ≤ capacity. ``hidden``,
     ``features`` and ``previous`` are float32 whatever the precision, so that engines of different ones can be joined.
     """
 
     role: str
-    """``target``, ``draft``, ``draft.NAME`` for one of several, ``mtp``, ``eagle3`` or ``medusa``."""
+    """``target``, ``target.lower``, ``draft``, ``draft.NAME`` for one of several, ``mtp``, ``eagle3`` or ``medusa``."""
     file: str
     """Path inside the bundle."""
+    lower: LowerPart | None = None
+    """What runs before ``file``; None: ``file`` is the whole engine."""
     backend: Backend
     flavour: str
     """Build of the compiler's library that made it, such as ``onnxruntime`` or ``tensorrt_rtx``."""
@@ -101,6 +116,8 @@ class EngineEntry(Record):
     d2t: str | None = None
     """Path inside the bundle of an int64 array [V], the target's token id of each id of this engine's logits; None: the same ids."""
     num_layers: int
+    first_layer: int = 0
+    """Number of the first of them, by which caches are named."""
     num_kv_heads: int
     head_dim: int
     sliding_window: int | None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.bundle import EngineEntry, Parity, Probe, StepCost
+from specbuild.recipe import LOWER
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engines import load
 from specbuild.runtime.model import CachedModel, Feed
@@ -42,7 +43,7 @@ def probe(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Pr
         step_invariant=all(_same(alone, _in_steps(engine, tokens, size)) for size in range(2, entry.max_step + 1)),
         batch_invariant=_same(alone, _in_a_batch(engine, tokens)),
         view_invariant=entry.static_view or _same(alone, _in_a_long_view(engine, tokens)),
-        step_costs=_step_costs(engine),
+        step_costs=step_costs(engine),
         parity=None if reference is None else _parity(engine, load(folder, reference)),
     )
 
@@ -114,7 +115,7 @@ def _in_a_long_view(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
     return rows
 
 
-def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
+def step_costs(engine: Engine) -> tuple[StepCost, ...]:
     """Median seconds of a pass over a grid of batches, steps and contexts. Contexts are zeros: the time is the same.
 
     New tokens differ: equal ones would all go to the same few experts of a mixture. A longer step has those of the shorter, and more.
@@ -132,7 +133,9 @@ def _step_costs(engine: Engine) -> tuple[StepCost, ...]:
                 model.cache.commit(row, np.arange(context - model.cache.length(row)))
             for step in sorted({1, 2, 4, entry.max_step}):
                 if step <= entry.max_step:
-                    feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=tuple(range(step))) for row in range(batch)}
+                    # Of a target's first layers the head is wanted for drafts, not where the pass that verifies lets them read.
+                    wanted = (step - 1,) if entry.role == LOWER else tuple(range(step))
+                    feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=wanted) for row in range(batch)}
                     costs.append(StepCost(batch=batch, step=step, context=context, seconds=_seconds(partial(model.feed, feeds))))
     return tuple(costs)
 

@@ -13,12 +13,14 @@ from specbuild.errors import RecipeError, close_match
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
-Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "cascade", "hybrid"]
+Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "early_exit", "cascade", "hybrid"]
 Retrieval = Literal["ngram", "suffix"]
 Verification = Literal["coupled", "block", "token", "traversal", "recursive", "target_only"]
 Lossy = Literal["typical"]
 DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 HeadRole = Literal["mtp", "eagle3", "medusa"]
+LOWER = "target.lower"
+"""The role of the target's first layers, where it is compiled in two for early exit."""
 ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
 
 
@@ -35,6 +37,8 @@ def section_key(role: str) -> str:
     """Where in a recipe the section of an engine's role is, for messages."""
     if role == "target":
         return role
+    if role == LOWER:
+        return "speculation.early_exit"
     return f"speculation.heads.{role}" if role in get_args(HeadRole) else "speculation." + role.replace("draft.", "drafts.", 1)
 
 
@@ -95,6 +99,12 @@ class HeadsSection(Section):
         return {role: section for role in roles if (section := getattr(self, role)) is not None}
 
 
+class EarlyExitSection(Section):
+    """The target cut in two: its first layers, followed by its own norm and head, draft for the whole."""
+
+    layers: int = Field(ge=1, description="Layers that draft; scripts/early_exit.py measures how many pay, if any.")
+
+
 class SpeculationSection(Section):
     """How tokens are proposed and how proposals are verified."""
 
@@ -120,6 +130,7 @@ class SpeculationSection(Section):
     hybrid_min_match: int = Field(default=2, ge=1, description="Tokens that the match must have, at least.")
     hybrid_model: Method = Field(default="draft_model", description="What hybrid drafts by elsewhere.")
     heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
+    early_exit: EarlyExitSection | None = Field(default=None, description="Build the target so that its first layers draft; empty: whole.")
 
     @property
     def models(self) -> dict[str, DraftSection]:
@@ -134,15 +145,21 @@ class SpeculationSection(Section):
         if method == "cascade":
             first, *others = self.cascade
             return (*(self.roles(first) if first in FIRST else (draft_role(first),)), *(draft_role(name) for name in others))
+        if method == "early_exit":
+            return (LOWER,)
         return (method,) if method in get_args(HeadRole) else ("draft",) if method == "draft_model" else ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_compositions()
-        present = {*self.models, *self.heads.present()}
+        present = {*self.models, *self.heads.present(), *(() if self.early_exit is None else (LOWER,))}
         missing = next((role for role in self.roles(self.method) if role not in present), None)
         if missing == "draft":
             raise ValueError(f"method {self.method!r} needs a 'draft' section; add `draft: {{}}` for the target's own int4 build")
+        if missing == LOWER:
+            raise ValueError(
+                f"method {self.method!r} needs an 'early_exit' section; add `early_exit: {{layers: N}}`, N layers to draft with"
+            )
         if missing in get_args(HeadRole):
             raise ValueError(f"method {self.method!r} needs a head; set heads.{missing}.checkpoint to its folder")
         if missing is not None:

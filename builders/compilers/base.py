@@ -14,10 +14,10 @@ from typing import Literal, Protocol, cast
 import onnx_ir as ir
 
 from specbuild.errors import UnsupportedError
-from specbuild.recipe import Backend, DraftSection, HeadSection, Precision, Recipe, TargetSection, TensorRTSection, section_key
+from specbuild.recipe import LOWER, Backend, DraftSection, HeadSection, Precision, Recipe, TargetSection, TensorRTSection, section_key
 
 Role = str
-"""``target``, ``draft``, ``draft.NAME`` or a head's name: what ``sections`` has."""
+"""``target``, ``target.lower``, ``draft``, ``draft.NAME`` or a head's name: what ``sections`` has."""
 
 # Backend → module beside this one. Each has ``create(backend) -> Compiler``.
 BACKENDS: dict[Backend, str] = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "tensorrt", "tensorrt": "tensorrt"}
@@ -27,6 +27,8 @@ def sections(recipe: Recipe) -> dict[Role, TargetSection | DraftSection | HeadSe
     """Role → its section, for every engine that ``recipe`` asks for, the target first."""
     speculation = recipe.speculation
     found: dict[Role, TargetSection | DraftSection | HeadSection] = {"target": recipe.target, **speculation.models}
+    if speculation.early_exit is not None:
+        found[LOWER] = recipe.target
     return found | speculation.heads.present()
 
 

@@ -18,8 +18,8 @@ from .moe import mixture
 class Opening:
     """The beginning of a graph with a cache: its inputs, and what every layer makes of them."""
 
-    input_ids: ir.Value
-    """[B,S]"""
+    tokens: ir.Value
+    """The input ``input_ids`` [B,S]; of the upper part of a model ``features`` [B,S,hidden], what its lower part made of them."""
     rows: ir.Value
     """[B,R,1], to gather wanted rows by."""
     inputs: PassInputs
@@ -27,7 +27,10 @@ class Opening:
 
 def opening(graph: GraphWriter, spec: DecoderSpec, *, capacity: int | None, positions: int) -> Opening:
     """The inputs that all graphs with a cache share, but for the caches, which come with their layers; arguments as in ``decoder``."""
-    input_ids = graph.input("input_ids", ir.DataType.INT64, ["B", "S"])
+    if spec.first_layer:
+        tokens = graph.input("features", ir.DataType.FLOAT, ["B", "S", spec.hidden_size])
+    else:
+        tokens = graph.input("input_ids", ir.DataType.INT64, ["B", "S"])
     position_ids = graph.input("position_ids", ir.DataType.INT64, ["B", "S"])
     write_index = graph.input("write_index", ir.DataType.INT64, ["B"])
     view: int | str = "T" if capacity is None else capacity
@@ -42,7 +45,7 @@ def opening(graph: GraphWriter, spec: DecoderSpec, *, capacity: int | None, posi
         sin=graph.weight("rope.sin", [positions, half], lambda: rope_tables(spec.rope, positions)[1]),
         capacity=view,
     )
-    return Opening(input_ids, graph.one("Unsqueeze", logit_rows, graph.integers(-1)), inputs)
+    return Opening(tokens, graph.one("Unsqueeze", logit_rows, graph.integers(-1)), inputs)
 
 
 def embed(graph: GraphWriter, spec: DecoderSpec, weights: Weights, input_ids: ir.Value) -> ir.Value:

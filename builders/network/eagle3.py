@@ -28,7 +28,7 @@ def eagle3(spec: LayerHead, weights: Weights, *, capacity: int | None, positions
     previous = graph.input("previous", ir.DataType.FLOAT, ["B", "S", hidden])
 
     h = graph.one("Add", _fused(graph, spec, weights, features), previous)
-    token = norm(graph, layer, weights, "embedding_norm", embed(graph, layer, weights, start.input_ids))
+    token = norm(graph, layer, weights, "embedding_norm", embed(graph, layer, weights, start.tokens))
     both = graph.one("Concat", token, norm(graph, layer, weights, "hidden_norm", h), axis=-1)
     mixed, key, value = attention(graph, layer, weights, 0, both, start.inputs, width=spec.attention_width)
     x = graph.one("Add", h, mixed)

@@ -30,7 +30,7 @@ def mtp(spec: LayerHead, weights: Weights, *, capacity: int | None, positions: i
     if spec.stream_features:
         features = graph.one("Mul", features, graph.weight("feature_scale", [hidden], lambda: weights.read("feature_scale")))
     h = norm(graph, spec.layer, weights, "hidden_norm", graph.one("Add", features, previous))
-    token = norm(graph, spec.layer, weights, "embedding_norm", embed(graph, spec.layer, weights, start.input_ids))
+    token = norm(graph, spec.layer, weights, "embedding_norm", embed(graph, spec.layer, weights, start.tokens))
     both = graph.one("Concat", token, h, axis=-1)
     x = graph.linear(both, "eh_proj", (hidden, 2 * hidden), lambda: weights.read("eh_proj"))
     x, key, value = layer(graph, spec.layer, weights, 0, x, start.inputs)

@@ -45,7 +45,8 @@ def _share(graph: ir.Graph, layer: LinearLayer) -> None:
     product = ir.node("Gemm", [flat.outputs[0], embedding], attributes={"transB": 1}, name=layer.name)
     rows = ir.node("Shape", [hidden], attributes={"end": 2}, name=f"{layer.name}.rows")
     shape = ir.node("Concat", [rows.outputs[0], integers(graph, f"{layer.name}.vocab", vocab)], attributes={"axis": 0})
-    restored = ir.node("Reshape", [product.outputs[0], shape.outputs[0]], name=f"{layer.name}.restore")
+    # There may be no rows: a 0 means that, not that the input has the right size.
+    restored = ir.node("Reshape", [product.outputs[0], shape.outputs[0]], attributes={"allowzero": 1}, name=f"{layer.name}.restore")
     ir.convenience.replace_nodes_and_values(
         graph, layer.node, [layer.node], [flat, product, rows, shape, restored], [logits], [restored.outputs[0]]
     )

@@ -9,6 +9,7 @@ from typing import cast
 from specbuild.bundle import EngineEntry
 
 from ..engine import Engine
+from .split import SplitEngine, part_entries
 
 # Backend → module beside this one, class in it.
 BACKENDS = {
@@ -25,6 +26,9 @@ def load(folder: Path, entry: EngineEntry, *, threads: int | None = None) -> Eng
         EnvironmentLacksError: this machine lacks the library, its version or the GPU that the engine needs.
         BundleError: the file is no engine.
     """
+    if entry.lower is not None:
+        lower, upper = part_entries(entry)
+        return SplitEngine(entry, load(folder, lower, threads=threads), load(folder, upper, threads=threads))
     module, name = BACKENDS[entry.backend]
     engine = getattr(importlib.import_module(f".{module}", __package__), name)
     return cast(Engine, engine(folder / entry.file, entry, threads=threads))

@@ -156,8 +156,9 @@ class OnnxRuntimeEngine:
         for layer in range(entry.num_layers):
             for half, kind in enumerate(("key", "value")):
                 pointer = storage.tensor[2 * layer + half, first_row].ctypes.data
-                binding.bind_input(f"past_{kind}.{layer}", "cpu", 0, np.float32, shape, pointer)
-                binding.bind_output(f"{kind}.{layer}", "cpu", 0, np.float32, shape, pointer)
+                name = f"{kind}.{entry.first_layer + layer}"
+                binding.bind_input(f"past_{name}", "cpu", 0, np.float32, shape, pointer)
+                binding.bind_output(name, "cpu", 0, np.float32, shape, pointer)
         storage.bindings[first_row, batch] = binding
         return binding
 

@@ -41,10 +41,10 @@ class Plan:
             EnvironmentLacksError: no GPU, no library, or another version or GPU than it was compiled for.
             BundleError: the plan is missing or corrupt, or copies its cache instead of updating it in place.
         """
-        if entry.taps:
+        if entry.taps or entry.first_layer:
             raise UnsupportedError(
-                f"the {entry.role} engine gives out hidden states for draft heads, which the TensorRT runtime does not take yet; "
-                "remove speculation.heads from the recipe and build again"
+                f"the {entry.role} engine passes hidden states on, which the TensorRT runtime does not take yet; "
+                "remove speculation.heads and speculation.early_exit from the recipe and build again"
             )
         capability = require_gpu(device)
         self.trt = require_library(entry.flavour)

@@ -10,13 +10,14 @@ from typing import cast
 
 from specbuild.bundle import Bundle
 from specbuild.errors import RequestError, close_match
-from specbuild.recipe import SpeculationSection, draft_role
+from specbuild.recipe import LOWER, SpeculationSection, draft_role
 
 from ..engine import Engine
 from ..engines import load
 from ..model import CachedModel
 from .base import Proposer, Retriever
 from .draft_model import DraftModelProposer
+from .early_exit import EarlyExitProposer
 from .hybrid import HybridProposer
 from .joint import Joint
 from .layer_head import LayerHeadProposer
@@ -35,6 +36,8 @@ class Means:
     remember: int = 0
     resident: bool = False
     """See ``CachedModel``."""
+    target: CachedModel | None = None
+    """What verifies; early exit drafts in its rows. None: there is none here."""
 
 
 class Proposers:
@@ -90,6 +93,17 @@ class Proposers:
             self._engines[role] = load(self._bundle.path, self._bundle.engine(role), threads=self._means.threads)
         return self._engines[role]
 
+    @property
+    def split_target(self) -> CachedModel:
+        """The target, compiled in two.
+
+        Raises:
+            BundleError: it is one engine.
+        """
+        self._bundle.engine(LOWER)
+        assert self._means.target is not None, "early exit drafts beside a target"
+        return self._means.target
+
     def joint(self, role: str) -> Joint:
         """What joins the head ``role`` to the target.
 
@@ -130,6 +144,10 @@ def _medusa(proposers: Proposers) -> Proposer:
     return MedusaProposer(proposers.engine("medusa"), proposers.joint("medusa"))
 
 
+def _early_exit(proposers: Proposers) -> Proposer:
+    return EarlyExitProposer(proposers.split_target)
+
+
 def _cascade(proposers: Proposers) -> Proposer:
     """Each model of the list drafts for the next; the first of the list may be any method."""
     first, *others = proposers.speculation.cascade
@@ -153,6 +171,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "mtp": _mtp,
         "eagle3": _eagle3,
         "medusa": _medusa,
+        "early_exit": _early_exit,
         "cascade": _cascade,
         "hybrid": _hybrid,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,11 @@ class Ask:
     def branches(self) -> bool:
         """There may be more tokens than the longest path has."""
         return self.budget > self.draft_len
+
+    @property
+    def chain(self) -> Ask:
+        """The same without branches, for a proposer that makes none."""
+        return replace(self, budget=self.draft_len)
 
 
 @dataclass(frozen=True)

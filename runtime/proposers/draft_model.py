@@ -10,7 +10,7 @@ of drafts, which no coin depends on; the inner proposer predicts that same noise
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class DraftModelProposer(Proposer):
         self._inner.start(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        growths = [Growth(ask if self._branches else replace(ask, budget=ask.draft_len)) for ask in asks]
+        growths = [Growth(ask if self._branches else ask.chain) for ask in asks]
         going = [growth for growth in growths if growth.open]
         news = [self._news(growth) for growth in going]
         while going:

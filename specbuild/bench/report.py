@@ -94,13 +94,17 @@ def acceptance_by_position(stats: Iterable[RequestStats]) -> tuple[float, ...]:
     return tuple(a / r for a, r in zip(accepted, reached, strict=True))
 
 
+def paying(row: Row) -> bool:
+    """Whether a variant is surely faster than plain decoding, with the same output or none promised: one that may as well lose does not."""
+    return row.speedup_low > 1 and (row.identical or row.lossy is not None)
+
+
 def verdict(rows: Sequence[Row]) -> str:
-    """Which method pays here, batch by batch, in one line of plain words. One that may as well lose does not pay."""
+    """Which method pays here, batch by batch, in one line of plain words."""
     sentences = []
     for batch in sorted({row.variant.batch for row in rows}):
         drafting = [row for row in rows if row.task == ALL and row.variant.batch == batch and row.variant.method != OFF]
-        paying = [row for row in drafting if row.speedup_low > 1 and (row.identical or row.lossy)]
-        best = max(paying, key=lambda row: row.speedup, default=None)
+        best = max(filter(paying, drafting), key=lambda row: row.speedup, default=None)
         said = "do not speculate"
         if best is not None:
             low, high = f"{best.speedup_low:.2f}", f"{best.speedup_high:.2f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from specbuild.bench.report import Row
     from specbuild.bundle import Bundle
     from specbuild.prompts import PromptItem
+    from specbuild.runtime.proposers.base import Proposer
+    from specbuild.runtime.sampling import SamplingParams
 
 COLUMNS = ("method", "draft_len", "batch", "task", "tok/s", "ratio", "spread", "τ", "accepted by position", "overhead", "identical")
 
@@ -78,33 +80,19 @@ def command(
     prompts drawn anew."""
     from specbuild.prompts import read_prompts
 
-    params = sampling_params(sampling)
-    if params.seed is None:
-        params = dataclasses.replace(params, seed=0)
+    params = seeded(sampling)
     check_rule(verification)
     open_bundle = bundle_source(reference, folder, settings)
     items = first_of_each_task(read_prompts(file), limit)
     bundle = open_bundle()
-    speculation = bundle.manifest.recipe.speculation
-    plan = _plan(bundle, methods, draft_lens or (speculation.draft_len,), batches)
 
     from specbuild.bench.machine import machine
-    from specbuild.bench.measure import Case, measure
     from specbuild.bench.report import report, verdict
-    from specbuild.runtime.generator import Generator
+    from specbuild.runtime.proposers import available
 
-    # The cache holds one generator: that of the batch being measured.
-    open_generator = functools.lru_cache(maxsize=1)(
-        lambda batch: Generator(bundle, batch=batch, verification=verification, threads=threads)
-    )
-    generator = open_generator(plan[0][0].batch)
-    for variant in plan[0]:
-        check_params(generator, variant.params(params))
-    cases = [Case(tokens, item.task) for item, tokens in zip(items, encode(generator, items, params, chat), strict=True)]
-    for note in generator.notes:
-        say(f"note: {note}")
-    with progress() as show:
-        runs = measure(open_generator, cases, plan, params, show)
+    lengths = draft_lens or (bundle.manifest.recipe.speculation.draft_len,)
+    plan = variants_of(bundle.engine("target").max_batch_size, methods or available(bundle), lengths, batches)
+    runs = measured(bundle, items, plan, params, chat=chat, verification=verification, threads=threads)
     rows = report(runs)
     if as_json:
         print_json({"rows": [record(row) for row in rows], "machine": machine(threads), "bundle": bundle.path})
@@ -172,19 +160,64 @@ def refuse_differences(runs: Sequence[Run]) -> None:
         raise VerificationError(f"output differs from plain decoding on some of the {len(reference)} prompts: {seen} ({why})")
 
 
-def _plan(bundle: Bundle, methods: Sequence[str] | None, draft_lens: Sequence[int], batches: Sequence[int]) -> list[list[Variant]]:
-    """The variants of each batch, the smallest batch first.
+def variants_of(largest: int, methods: Sequence[str], draft_lens: Sequence[int], batches: Sequence[int]) -> list[list[Variant]]:
+    """The variants of each batch, the smallest batch first; ``largest``: the batch that the target's engine is built for.
 
     Raises:
         RequestError: a batch that the engine does not take.
+        UsageError: a draft length below 1.
     """
     from specbuild.bench.measure import variants
-    from specbuild.runtime.proposers import available
 
-    largest = bundle.engine("target").max_batch_size
     for batch in batches:
         if not 1 <= batch <= largest:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {largest}; raise target.max_batch_size")
     if any(length < 1 for length in draft_lens):
         raise UsageError(f"draft_len is {min(draft_lens)}, but must be at least 1; `off` is always measured")
-    return [variants(methods or available(bundle), draft_lens, batch) for batch in sorted(set(batches))]
+    return [variants(methods, draft_lens, batch) for batch in sorted(set(batches))]
+
+
+def seeded(sampling: dict[str, Any]) -> SamplingParams:
+    """Parameters from the options that were given, with a seed: the answers of all methods are to be the same.
+
+    Raises:
+        RequestError: as ``sampling_params``.
+    """
+    params = sampling_params(sampling)
+    return params if params.seed is not None else dataclasses.replace(params, seed=0)
+
+
+def measured(
+    bundle: Bundle,
+    items: Sequence[PromptItem],
+    plan: Sequence[Sequence[Variant]],
+    params: SamplingParams,
+    *,
+    chat: bool | None = None,
+    verification: str | None = None,
+    threads: int | None = None,
+    proposers: Callable[[int], Mapping[str, Proposer]] = lambda batch: {},
+) -> list[Run]:
+    """Every prompt answered by every variant of ``plan``, all checked before the first; progress goes to stderr.
+
+    Args:
+        proposers: Batch → method → proposer, beside those of the bundle.
+
+    Raises:
+        RequestError: a prompt or a variant is outside what the bundle allows.
+    """
+    from specbuild.bench.measure import Case, measure
+    from specbuild.runtime.generator import Generator
+
+    # The cache holds one generator: that of the batch being measured.
+    open_generator = functools.lru_cache(maxsize=1)(
+        lambda batch: Generator(bundle, batch=batch, verification=verification, threads=threads, proposers=proposers(batch))
+    )
+    generator = open_generator(plan[0][0].batch)
+    for variant in plan[0]:
+        check_params(generator, variant.params(params))
+    cases = [Case(tokens, item.task) for item, tokens in zip(items, encode(generator, items, params, chat), strict=True)]
+    for note in generator.notes:
+        say(f"note: {note}")
+    with progress() as show:
+        return measure(open_generator, cases, plan, params, show)

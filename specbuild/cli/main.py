@@ -32,8 +32,10 @@ class LazyCommand(NamedTuple):
 
 COMMANDS: dict[str, LazyCommand] = {
     "engine": LazyCommand("specbuild.cli.engine:command", "Compile engines from a recipe; list, show, verify and remove them."),
+    "train": LazyCommand("specbuild.cli.train:command", "Train a draft head for a recipe's target, on texts that it writes itself."),
     "run": LazyCommand("specbuild.cli.run:command", "Generate text with a bundle, drafting and verifying."),
     "bench": LazyCommand("specbuild.cli.bench:command", "Compare speculation methods on a file of prompts."),
+    "draft": LazyCommand("specbuild.cli.draft:command", "Choose a draft model by measuring candidates on a file of prompts."),
     "triton": LazyCommand("specbuild.cli.triton:command", "Serve a bundle on Triton; render, check and measure a deployment."),
     "client": LazyCommand("specbuild.cli.client:command", "Ask a running server, streaming its answer."),
     "demo": LazyCommand("specbuild.cli.demo:command", "Build a small model and show every method side by side."),

@@ -1,4 +1,4 @@
-"""What ``run`` and ``bench`` have in common: which bundle, which prompts, how tokens are chosen."""
+"""What ``run``, ``bench`` and ``draft`` have in common: which bundle, which prompts, how tokens are chosen."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ENGINE_OPTIONS = (
+    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of an engine."),
+    click.option("--verification", metavar="RULE", help="Rule of acceptance; default: the recipe's."),
+)
 BUNDLE_OPTIONS = (
     click.option("-c", "--config", "reference", metavar="RECIPE", help="A recipe file, or the name of a shipped one; built if need be."),
     click.option("--bundle", "folder", metavar="BUNDLE", help="A bundle's folder, or its name in the store."),
     SET_OPTION,
-    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of an engine."),
-    click.option("--verification", metavar="RULE", help="Rule of acceptance; default: the recipe's."),
+    *ENGINE_OPTIONS,
 )
 SAMPLING_OPTIONS = (
     click.option("--max-tokens", type=int, metavar="N", help="The most output tokens; default 128."),

@@ -42,7 +42,7 @@ def test_every_command_is_where_the_table_says_and_opens_its_help_with_the_table
     ("arguments", "sentence"),
     [
         (["engin"], "error: no command 'engin'. Did you mean 'engine'?"),
-        (["xyz"], "error: no command 'xyz'. Known: bench, client, config, demo, doctor, engine, run, triton."),
+        (["xyz"], "error: no command 'xyz'. Known: bench, client, config, demo, doctor, draft, engine, run, train, triton."),
         (["engine", "biuld"], "error: no command 'biuld'. Did you mean 'build'?"),
         (["config", "shwo", "-c", "x"], "error: no command 'shwo'. Did you mean 'show'?"),
     ],

@@ -70,12 +70,13 @@ def test_speculation_changes_neither_a_token_nor_a_bit(store: Store, precision: 
         assert (found["differing_tokens"], found["differing_rows"]) == (0, 0), (method, draft_len, batch, sampling)
 
 
-def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> None:
+def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> list[None]:
     """The planted fault: as many positions stay as were kept, but one of them is of the first token that was rejected."""
     for sequence, verdict in zip(plan.sequences, verdicts, strict=True):
         kept = len(verdict.accepted)
         path = [*range(kept), kept + 1] if kept < verdict.drafted else range(kept + 1)
         verifier._target.cache.commit(sequence.id, np.array(path))
+    return [None] * len(verdicts)
 
 
 @pytest.mark.slow
@@ -119,6 +120,7 @@ def test_rows_of_very_different_lengths_grow_shrink_and_move(tmp_path: Path, pre
             "drafts": {"middle": {"precision": "int8"}},
             "cascade": ["ngram", "draft", "middle"],
             "hybrid_retrieval": "suffix",
+            "early_exit": {"layers": 1},
         },
     }
     bundle = build(Recipe.model_validate(document), store=Store(tmp_path / "store")).bundle
@@ -135,7 +137,7 @@ def test_rows_of_very_different_lengths_grow_shrink_and_move(tmp_path: Path, pre
     with SCRIPT["traced"]():
         alone = Generator(bundle, batch=1, threads=1)
         plain = alone.generate(prompts, [SamplingParams(**{**vars(each), "speculation": "off"}) for each in params])
-        for batch, method in itertools.product((2, 3), ("ngram", "suffix", "draft_model", "cascade", "hybrid")):
+        for batch, method in itertools.product((2, 3), ("ngram", "suffix", "draft_model", "cascade", "hybrid", "early_exit")):
             opened = Generator(bundle, batch=batch, threads=1)
             seen = opened.generate(prompts, [SamplingParams(**{**vars(each), "speculation": method, "draft_len": 7}) for each in params])
             assert [SCRIPT["Answer"].of(one) for one in seen] == [SCRIPT["Answer"].of(one) for one in plain]
