@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from specbuild.bundle import EngineEntry, Manifest
+from specbuild.bundle import REBUILD, EngineEntry, Manifest
 from specbuild.errors import RequestError
 
 from .acceptance import LOSSY, RULES
@@ -112,16 +112,29 @@ class Intake:
             self._proposers[method]
         return method, draft_len
 
-    def _tree_budget(self, params: SamplingParams) -> int:
-        """Asked for or the recipe's; none under a rule that judges chains alone, unless it was asked for."""
-        longest, trees = self._target.max_step - 1, {**RULES, **LOSSY}[self._rule].trees
-        if params.tree_budget and not trees:
-            raise RequestError(
-                f"tree_budget is {params.tree_budget}, but verification {self._rule!r} judges chains alone; set it to 0 or use another rule"
+    @property
+    def against_trees(self) -> str | None:
+        """Why drafts have no branches here, and what would change that; None: they may."""
+        if not {**RULES, **LOSSY}[self._rule].trees:
+            return f"verification {self._rule!r} judges chains alone; set it to 0 or use another rule"
+        probe = self._target.probe
+        if probe is None or probe.tree_difference is None:
+            return f"whether a tree changes the target's tokens was not measured; set it to 0 or {REBUILD}"
+        if not probe.trees:
+            return (
+                f"behind rejected siblings the target's logits are up to {probe.tree_difference:.2g} off: trees would change its tokens; "
+                "set it to 0 or build the target in float32"
             )
+        return None
+
+    def _tree_budget(self, params: SamplingParams) -> int:
+        """Asked for or the recipe's; none where there are no trees, unless it was asked for."""
+        longest, against = self._target.max_step - 1, self.against_trees
         budget = self._speculation.tree_budget if params.tree_budget is None else params.tree_budget
         if budget > longest:
             raise RequestError(
                 f"tree_budget is {budget}, but the engine verifies at most {longest}; raise speculation.max_draft_len and build again"
             )
-        return budget if trees else 0
+        if params.tree_budget and against:
+            raise RequestError(f"tree_budget is {budget}, but {against}")
+        return 0 if against else budget

