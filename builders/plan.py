@@ -45,6 +45,7 @@ _NOT_BUILT: dict[str, Any] = {
         "hybrid_retrieval": True,
         "hybrid_min_match": True,
         "hybrid_model": True,
+        "merged": True,
         "draft": {"checkpoint", "config"},
         "drafts": {"__all__": {"checkpoint", "config"}},
     },

@@ -13,7 +13,7 @@ from specbuild.errors import RecipeError, close_match
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
-Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "early_exit", "cascade", "hybrid"]
+Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "early_exit", "cascade", "hybrid", "merged"]
 Retrieval = Literal["ngram", "suffix"]
 ChainRule = Literal["block", "token"]
 """Rules that do not judge trees."""
@@ -28,6 +28,8 @@ ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
 
 FIRST = frozenset({"ngram", "suffix", "draft_model"})
 """Methods that a cascade may begin with."""
+MERGEABLE = frozenset({"ngram", "suffix", "mtp", "eagle3", "medusa", "early_exit"})
+"""Methods that drafts may be merged of, beside draft models."""
 
 
 def draft_role(name: str) -> str:
@@ -114,7 +116,7 @@ class SpeculationSection(Section):
     draft_len: int = Field(default=4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
     max_draft_len: int = Field(default=7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
     tree_budget: int = Field(
-        default=0, ge=0, description="Tokens of a draft's whole tree, at most, where the rule judges trees; 0: chains of draft_len."
+        default=0, ge=0, description="Tokens of a draft's whole tree, at most, where the target's bits allow trees; 0: chains of draft_len."
     )
     verification: Verification = Field(default="coupled", description="Lossless rule of acceptance.")
     lossy: Lossy | None = Field(
@@ -131,6 +133,11 @@ class SpeculationSection(Section):
     hybrid_retrieval: Retrieval = Field(default="ngram", description="What hybrid drafts by where its match is long enough.")
     hybrid_min_match: int = Field(default=2, ge=1, description="Tokens that the match must have, at least.")
     hybrid_model: Method = Field(default="draft_model", description="What hybrid drafts by elsewhere.")
+    merged: tuple[str, ...] = Field(
+        default=("ngram", "draft"),
+        min_length=2,
+        description="Methods and models whose drafts are merged into a tree; where it is to be a chain, the first that has one.",
+    )
     heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
     early_exit: EarlyExitSection | None = Field(default=None, description="Build the target so that its first layers draft; empty: whole.")
 
@@ -147,6 +154,8 @@ class SpeculationSection(Section):
         if method == "cascade":
             first, *others = self.cascade
             return (*(self.roles(first) if first in FIRST else (draft_role(first),)), *(draft_role(name) for name in others))
+        if method == "merged":
+            return tuple(role for name in self.merged for role in (self.roles(name) if name in MERGEABLE else (draft_role(name),)))
         if method == "early_exit":
             return (LOWER,)
         return (method,) if method in get_args(HeadRole) else ("draft",) if method == "draft_model" else ()
@@ -185,13 +194,16 @@ class SpeculationSection(Section):
         return self
 
     def _check_compositions(self) -> None:
-        if "draft" in self.drafts or FIRST & self.drafts.keys():
-            taken = ", ".join(sorted({"draft"} & self.drafts.keys() | FIRST & self.drafts.keys()))
-            raise ValueError(f"drafts has the name {taken}, which means another draft; choose another name")
+        if taken := ({"draft"} | FIRST | MERGEABLE) & self.drafts.keys():
+            raise ValueError(f"drafts has the name {', '.join(sorted(taken))}, which means another draft; choose another name")
         for place, name in enumerate(self.cascade):
             possible = {"draft", *self.drafts, *(FIRST if place == 0 else ())}
             if name not in possible:
                 raise ValueError(f"cascade[{place}] is {name!r}, but must be one of: {', '.join(sorted(possible))}")
+        for place, name in enumerate(self.merged):
+            possible = {"draft", *self.drafts, *MERGEABLE} - {*self.merged[:place]}
+            if name not in possible:
+                raise ValueError(f"merged[{place}] is {name!r}, but must be one of: {', '.join(sorted(possible))}")
         if self.hybrid_model in ("off", "hybrid", *get_args(Retrieval)):
             raise ValueError(f"hybrid_model is {self.hybrid_model!r}, but must be a method that runs a model, such as draft_model")
 

@@ -133,6 +133,7 @@ def digest(asked: Recipe) -> str:
         "speculation.hybrid_retrieval=suffix",
         "speculation.hybrid_min_match=3",
         "speculation.hybrid_model=cascade",
+        "speculation.merged=[suffix, draft]",
         "tensorrt.workspace_mib=64",
     ],
 )

@@ -126,7 +126,7 @@ def requests(draw: st.DrawFn, methods: Sequence[str]) -> tuple[list[int], Sampli
     return prompt, params
 
 
-METHODS = ("off", "ngram", "suffix", "draft_model", "cascade", "hybrid", "tree")
+METHODS = ("off", "ngram", "suffix", "draft_model", "cascade", "hybrid", "merged", "tree")
 
 
 @settings(max_examples=60, deadline=None)
