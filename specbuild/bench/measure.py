@@ -29,8 +29,9 @@ class Variant:
 
     def params(self, common: SamplingParams) -> SamplingParams:
         """``common`` with this variant's speculation, from the text alone: prompts are answered again and again."""
-        speculation = {"speculation": self.method, "draft_len": self.draft_len or None, "tree_budget": self.tree_budget}
-        return dataclasses.replace(common, **speculation, share_history=False)
+        return dataclasses.replace(
+            common, speculation=self.method, draft_len=self.draft_len or None, tree_budget=self.tree_budget, share_history=False
+        )
 
     def __str__(self) -> str:
         tree = f" and tree_budget {self.tree_budget}" if self.tree_budget else ""
