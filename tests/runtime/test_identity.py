@@ -158,7 +158,7 @@ def test_rows_of_very_different_lengths_grow_shrink_and_move(tmp_path: Path, pre
     with SCRIPT["traced"]():
         alone = Generator(bundle, batch=1, threads=1)
         plain = alone.generate(prompts, [SamplingParams(**{**vars(each), "speculation": "off"}) for each in params])
-        for batch, method in itertools.product((2, 3), ("ngram", "suffix", "draft_model", "cascade", "hybrid", "merged", "early_exit")):
+        for batch, method in itertools.product((2, 3), ("ngram", "suffix", "draft_model", "cascade", "hybrid", "early_exit")):
             opened = Generator(bundle, batch=batch, threads=1)
             seen = opened.generate(prompts, [SamplingParams(**{**vars(each), "speculation": method, "draft_len": 7}) for each in params])
             assert [SCRIPT["Answer"].of(one) for one in seen] == [SCRIPT["Answer"].of(one) for one in plain]
