@@ -132,7 +132,7 @@ def cells(row: Row) -> list[str]:
     return [
         variant.method,
         str(variant.draft_len or "-"),
-        str(variant.tree_budget or "-"),
+        "-" if variant.tree_budget is None else str(variant.tree_budget),
         str(variant.batch),
         row.task,
         f"{row.tokens_per_second:.1f}",
