@@ -1,4 +1,4 @@
-"""What a proposer hands to the verifier: a tree of tokens after one sequence."""
+"""What a proposer is asked for and what it hands to the verifier: a tree of tokens after one sequence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,33 @@ from .law import Law
 
 ROOT = -1
 """The last emitted token, parent of a draft's first tokens."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a draft may be like."""
+
+    length: int
+    """Tokens of its longest path, at most."""
+    budget: int
+    """Tokens of all, at most; never fewer. With just as many it is a chain."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.length <= self.budget, "a path is part of the whole"
+
+    @property
+    def branches(self) -> bool:
+        """There may be more tokens than the longest path has."""
+        return self.budget > self.length
+
+    @classmethod
+    def chain(cls, length: int) -> Shape:
+        """No branches."""
+        return cls(length, length)
+
+
+NOTHING = Shape.chain(0)
+"""No draft is wanted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +102,14 @@ class Draft:
             nodes.append(node)
             node = self.parents[node]
         return tuple(reversed(nodes))
+
+    @property
+    def first_branch(self) -> tuple[int, ...]:
+        """Nodes of the first child of the first child, and so on."""
+        nodes: list[int] = []
+        while children := self.children(nodes[-1] if nodes else ROOT):
+            nodes.append(children[0])
+        return tuple(nodes)
 
     def law(self, node: int) -> Law:
         """The law that ``node`` was drawn from after its earlier siblings: all mass on its token when nothing was drawn."""

@@ -92,7 +92,7 @@ class Generator:
             notes.append(f"lossy: {self.lossy!r} acceptance (speculation.lossy) keeps drafts that change the law of the output")
         probe = self.entry.probe
         if probe is None:
-            return (*notes, "the engine was built with --no-probe: whether its bits are invariant is not known")
+            return (*notes, "the engine was built with --no-probe: whether its bits are invariant is not known", *self._notes_of_trees)
         if not probe.step_invariant:
             notes.append("the engine's bits depend on the number of new tokens: every pass is padded to the largest")
         if not probe.view_invariant:
@@ -101,7 +101,18 @@ class Generator:
             notes.append(
                 "the engine's bits depend on the batch: other neighbours may give other tokens; open it with batch=1 to rule that out"
             )
-        return tuple(notes)
+        return (*notes, *self._notes_of_trees)
+
+    @property
+    def _notes_of_trees(self) -> tuple[str, ...]:
+        """Where the recipe asks for them."""
+        budget, against, probe = self.bundle.manifest.recipe.speculation.tree_budget, self.intake.against_trees, self.entry.probe
+        if budget and against:
+            return (f"tree_budget is {budget} in the recipe, but {against}; until then drafts are chains",)
+        if budget and probe is not None and probe.tree_difference:
+            off = f"behind rejected siblings the target's logits are up to {probe.tree_difference:.0e} off"
+            return (f"{off}: a tree may change a token where two are as close as that",)
+        return ()
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[Completion]:
         """An answer to each prompt, in order.

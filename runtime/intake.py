@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from specbuild.bundle import EngineEntry, Manifest
+from specbuild.bundle import REBUILD, EngineEntry, Manifest
 from specbuild.errors import RequestError
 
+from .acceptance import LOSSY, RULES
 from .proposers import Proposers
 from .request import Request, Running
 from .sampling import SEED_BITS, SamplingParams
@@ -53,6 +54,7 @@ class Intake:
             method=method,
             draft_len=draft_len,
             draft_len_fixed=params.draft_len is not None,
+            tree_budget=self._tree_budget(params),
             priority=priority,
         )
         return Running(request, self._rule, self._tokenizer, self._vocabulary.size, self._vocabulary.eos_token_ids)
@@ -109,3 +111,30 @@ class Intake:
         if method != "off":
             self._proposers[method]
         return method, draft_len
+
+    @property
+    def against_trees(self) -> str | None:
+        """Why drafts have no branches here, and what would change that; None: they may."""
+        if not {**RULES, **LOSSY}[self._rule].trees:
+            return f"verification {self._rule!r} judges chains alone; set it to 0 or use another rule"
+        probe = self._target.probe
+        if probe is None or probe.tree_difference is None:
+            return f"whether a tree changes the target's tokens was not measured; set it to 0 or {REBUILD}"
+        if not probe.trees:
+            return (
+                f"behind rejected siblings the target's logits are up to {probe.tree_difference:.2g} off: trees would change its tokens; "
+                "set it to 0 or build the target in float32"
+            )
+        return None
+
+    def _tree_budget(self, params: SamplingParams) -> int:
+        """Asked for or the recipe's; none where there are no trees, unless it was asked for."""
+        longest, against = self._target.max_step - 1, self.against_trees
+        budget = self._speculation.tree_budget if params.tree_budget is None else params.tree_budget
+        if budget > longest:
+            raise RequestError(
+                f"tree_budget is {budget}, but the engine verifies at most {longest}; raise speculation.max_draft_len and build again"
+            )
+        if params.tree_budget and against:
+            raise RequestError(f"tree_budget is {budget}, but {against}")
+        return 0 if against else budget

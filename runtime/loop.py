@@ -104,9 +104,12 @@ class Loop:
         began = perf_counter()
         drafts: dict[Hashable, Draft] = {}
         for method in {sequence.request.method for sequence in plan.sequences} - {"off"}:
-            asks = [Ask(s, n) for s, n in zip(plan.sequences, plan.draft_lens, strict=True) if s.request.method == method]
+            wanted = [(s, shape) for s, shape in zip(plan.sequences, plan.shapes, strict=True) if s.request.method == method]
+            asks = [Ask(s, shape.length, budget=shape.budget) for s, shape in wanted]
             for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
                 assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
+                assert ask.branches or draft.is_chain, f"{method} drafted a tree, a chain was asked for"
+                assert len(draft) <= ask.budget, f"{method} drafted {len(draft)} tokens, {ask.budget} were asked for"
                 drafts[ask.sequence.id] = draft
         self._draft_seconds += perf_counter() - began
         return [drafts.get(sequence.id, Draft.EMPTY) for sequence in plan.sequences]

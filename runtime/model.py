@@ -22,7 +22,8 @@ class Feed:
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...] | None = None
-    """Index of each token's parent among ``tokens``, −1 for the last valid position; None: a chain."""
+    """Index of each token's parent among ``tokens``, −1 for the last valid position; None: a chain. Where there are more parents than
+    tokens, the first of them are those of the last valid positions: a tree that grows by ``tokens``, whose root −1 lies before it."""
     wanted: tuple[int, ...] = ()
     """Indices of the tokens whose logits are wanted."""
     features: NDArray[np.float32] | None = None
@@ -193,14 +194,15 @@ class CachedModel:
             feed = feeds.get(row)
             if feed is None:
                 continue
-            start, count = int(lengths[row]), len(feed.tokens)
+            count, grown = len(feed.tokens), 0 if feed.parents is None else len(feed.parents) - len(feed.tokens)
+            start = int(lengths[row]) - grown
             depths, mask = _chain(start, count, view) if feed.parents is None else _tree(start, feed.parents, view)
             window = self.engine.entry.sliding_window
             if window is not None:
                 mask &= _in_window(start, depths, view, window)
             step.input_ids[index, :count] = feed.tokens
-            step.position_ids[index, :count] = start + depths
-            step.attention_mask[index, 0, :count] = mask
+            step.position_ids[index, :count] = start + depths[grown:]
+            step.attention_mask[index, 0, :count] = mask[grown:]
             step.logit_rows[index, : len(feed.wanted)] = feed.wanted
             if step.features is not None and feed.features is not None:
                 step.features[index, :count] = feed.features
@@ -229,7 +231,7 @@ def _tree(start: int, parents: Sequence[int], view: int) -> tuple[NDArray[np.int
 
 
 def _in_window(start: int, depths: NDArray[np.int64], view: int, window: int) -> NDArray[np.bool_]:
-    """[count,view]: positions fewer than ``window`` before each token. New tokens lie at start + index but stand at start + depth."""
+    """[count,view]: positions fewer than ``window`` before each token. Tokens of a tree lie at start + index but stand at start + depth."""
     stands_at = np.arange(view)
     stands_at[start : start + len(depths)] = start + depths
     return stands_at > (start + depths)[:, None] - window

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .acceptance import LOSSY, RULES, Rule, SeededRound, Verdict
 from .context import Context
 from .detokenizer import Detokenizer, StopFilter
-from .draft import Draft
+from .draft import Draft, Shape
 from .logprobs import Logprobs, logprobs
 from .sampling import SamplingParams
 from .stats import RequestCounter
@@ -35,9 +35,16 @@ class Request:
     """Proposer by name, or ``off``."""
     draft_len: int
     draft_len_fixed: bool = True
-    """False: the scheduler may choose another."""
+    """False: the scheduler may choose another, and a chain where a tree is allowed."""
+    tree_budget: int = 0
+    """Tokens of a draft's whole tree, at most; 0: chains."""
     priority: int = 0
     """Lower numbers are admitted first."""
+
+    @property
+    def shape(self) -> Shape:
+        """Of its drafts, where nobody chooses another."""
+        return Shape(self.draft_len, max(self.draft_len, self.tree_budget))
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ class SamplingParams:
     """Proposer of this request, or ``off``; None: the recipe's. Which there are, the generator knows."""
     draft_len: int | None = None
     """Draft tokens a round of this request; None: the recipe's."""
+    tree_budget: int | None = None
+    """Tokens of a draft's whole tree, whose longest path has ``draft_len`` of them; 0: chains; None: the recipe's."""
     share_history: bool = True
     """Drafts may be copied from what other requests were answered, and theirs from this answer. The text is the same either way, but
     what is drafted can be told from how fast it comes."""
@@ -95,6 +97,8 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.draft_len is not None:
             _integer("draft_len", self.draft_len, 1)
+        if self.tree_budget is not None:
+            _integer("tree_budget", self.tree_budget, 0)
         for name in ("ignore_eos", "share_history"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}, but must be True or False")
@@ -121,8 +125,12 @@ class SamplingParams:
             raise RequestError(f"stop is {list(self.stop)!r}; every stop string must have at least one character")
         if not all(self.bad_words):
             raise RequestError("bad_words has an empty sequence, which would forbid everything; leave it out")
-        if self.speculation == "off" and self.draft_len is not None:
-            raise RequestError(f"draft_len is {self.draft_len}, but speculation is 'off'; leave one of them out")
+        if self.speculation == "off":
+            for name in ("draft_len", "tree_budget"):
+                if (value := getattr(self, name)) is not None:
+                    raise RequestError(f"{name} is {value}, but speculation is 'off'; leave one of them out")
+        if self.draft_len and self.tree_budget and self.tree_budget < self.draft_len:
+            raise RequestError(f"tree_budget is {self.tree_budget}, below draft_len {self.draft_len}; raise it, or set it to 0 for chains")
 
     def check(self, vocabulary_size: int) -> None:
         """Compare every token id with the vocabulary.

@@ -1,4 +1,4 @@
-"""Who takes part in the next round, and with how many draft tokens."""
+"""Who takes part in the next round, and with what drafts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from bisect import insort
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from .draft import Draft
+import numpy as np
+
+from .draft import NOTHING, Draft, Shape
 from .draft_length import DraftLength
+from .prefixes import common
 from .request import Emission, Running
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One round: its sequences and how many tokens may be drafted for each."""
+    """One round: its sequences and what may be drafted for each."""
 
     sequences: tuple[Running, ...]
-    draft_lens: tuple[int, ...]
+    shapes: tuple[Shape, ...]
 
 
 class Scheduler:
@@ -78,24 +81,33 @@ class Scheduler:
         self._reading = None
 
     def plan(self) -> Plan:
-        """All that run, each with as many draft tokens as are chosen for it, as it can still emit before its last, and as fit."""
+        """All that run, each with as long a draft as is chosen for it, as it can still emit before its last token, and as fits."""
         chosen = self._draft_length.choose(self._running) if self._draft_length is not None else {}
         return Plan(
             tuple(self._running),
-            tuple(self._bounded(sequence, chosen.get(sequence.id, sequence.request.draft_len)) for sequence in self._running),
+            tuple(self._bounded(sequence, chosen.get(sequence.id, sequence.request.shape)) for sequence in self._running),
         )
 
-    def _bounded(self, sequence: Running, draft_len: int) -> int:
+    def _bounded(self, sequence: Running, shape: Shape) -> Shape:
         if sequence.request.method == "off":
-            return 0
+            return NOTHING
         room = self._max_seq_len - len(sequence.tokens)
-        return max(0, min(draft_len, self._max_draft_len, sequence.wanted - 1, room))
+        length = max(0, min(shape.length, self._max_draft_len, sequence.wanted - 1, room))
+        budget = max(length, min(shape.budget, self._max_draft_len))
+        # A tree's proposer may read as many nodes on each level as may stay, and its row has to hold them all.
+        fits = 0 < length * (budget - length + 1) <= room
+        return Shape(length, budget) if shape.branches and fits else Shape.chain(length)
 
     def observe(self, plan: Plan, drafts: Sequence[Draft], emissions: Sequence[Emission]) -> None:
         """Learn from a round what was accepted."""
         if self._draft_length is not None:
-            for sequence, asked, draft, emission in zip(plan.sequences, plan.draft_lens, drafts, emissions, strict=True):
+            for sequence, asked, draft, emission in zip(plan.sequences, plan.shapes, drafts, emissions, strict=True):
                 self._draft_length.observe(sequence, asked, len(draft), emission.accepted, emission.failed)
+                if asked.branches:  # a chain would have been the first branch, and says what one is worth
+                    chain = [draft.tokens[node] for node in draft.first_branch]
+                    kept = common(np.array(chain, np.int64), np.array(emission.tokens))
+                    failed = kept < min(len(chain), len(emission.tokens))
+                    self._draft_length.observe(sequence, Shape.chain(asked.length), len(chain), kept, failed)
 
     def holding(self, owner: Hashable) -> Running | None:
         """The sequence of ``owner`` if it was admitted, and so holds resources."""

@@ -39,6 +39,7 @@ from specbuild.errors import SpecbuildError, UnsupportedError
 from specbuild.probe import step_costs
 from specbuild.prompts import read_prompts
 from specbuild.recipe import LOWER, EarlyExitSection, Recipe, SpeculationSection
+from specbuild.runtime.draft import Shape
 from specbuild.runtime.draft_length import DraftTimes
 from specbuild.runtime.engine import Engine, Step
 from specbuild.runtime.engines import load
@@ -178,7 +179,7 @@ def choices(
         options = []
         for draft_len in range(1, longest + 1):
             tau = tokens / sum(rounds(hit[index], draft_len) for hit in found)
-            seconds = target.seconds(1, 1 + draft_len, context) + times.seconds(1, draft_len, context)
+            seconds = target.seconds(1, 1 + draft_len, context) + times.seconds(1, Shape.chain(draft_len), context)
             options.append((tau * target.seconds(1, 1, context) / seconds, draft_len, tau))
         ratio, draft_len, tau = max(options)
         first = float(np.concatenate([hit[index] for hit in found]).mean())

@@ -202,6 +202,7 @@ def name(variant: Variant, settings: Line) -> str:
     parts = {
         OFF: "plain",
         "cascade": f"cascade ({' → '.join(speculation['cascade'])})",
+        "merged": f"merged ({' + '.join(speculation['merged'])})",
         "hybrid": f"hybrid ({speculation['hybrid_retrieval']}, else {speculation['hybrid_model']})",
     }
     return parts.get(variant.method, variant.method)

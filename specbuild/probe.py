@@ -20,6 +20,8 @@ from specbuild.runtime.model import CachedModel, Feed
 SEED = 20250
 PREFIX = 23
 """Odd on purpose: most alignments of a kernel's rows are met."""
+TREE_PREFIXES = (1, 16, PREFIX, 127)
+"""Tokens before a tree, or as many as a shorter sequence leaves room for."""
 CONTEXTS = (128, 1024)
 """Or what a shorter sequence leaves room for."""
 PARITY_TOKENS = 96
@@ -45,6 +47,8 @@ def probe(folder: Path, entry: EngineEntry, reference: EngineEntry | None) -> Pr
         view_invariant=entry.static_view or _same(alone, _in_a_long_view(engine, tokens)),
         step_costs=step_costs(engine),
         parity=None if reference is None else _parity(engine, load(folder, reference)),
+        # The output does not depend on the bits of the others.
+        tree_difference=tree_difference(engine) if entry.role == "target" else None,
     )
 
 
@@ -112,6 +116,35 @@ def _in_a_long_view(engine: Engine, tokens: Sequence[int]) -> list[Logits]:
     for token in tokens[PREFIX:]:
         rows.extend(model.feed({"a": Feed((token,), wanted=(0,))}, view=engine.entry.capacity)["a"].copy())
         model.cache.commit("a", np.arange(1))
+    return rows
+
+
+def tree_difference(engine: Engine) -> float:
+    """See ``Probe``. After several prefixes, behind one sibling up to as many as leave a pass room for one token more."""
+    entry, random = engine.entry, np.random.default_rng(SEED)
+    model = CachedModel(engine, 1, padded=False)
+    model.cache.reserve("a")
+    largest = 0.0
+    for length in sorted({max(0, min(length, entry.max_seq_len - 2 * entry.max_step)) for length in TREE_PREFIXES}):
+        model.cache.truncate("a", 0)
+        model.prefill("a", random.integers(0, entry.vocab_size, length).tolist())
+        for gap in sorted({1, 2, 3, entry.max_step // 2, entry.max_step - 2} & set(range(1, entry.max_step - 1))):
+            root, *tokens = random.integers(0, entry.vocab_size, entry.max_step).tolist()
+            path = tokens[gap:]
+            behind = range(1 + gap, entry.max_step)
+            chain = Feed((root, *path), wanted=tuple(range(1 + len(path))))
+            tree = Feed((root, *tokens), (-1, *[0] * gap, 0, *behind[:-1]), wanted=(0, *behind))
+            seen = [_and_after(model, feed, length) for feed in (chain, tree)]
+            largest = max(largest, *(float(np.abs(one - other).max()) for one, other in zip(*seen, strict=True)))
+    return largest
+
+
+def _and_after(model: CachedModel, feed: Feed, length: int) -> list[Logits]:
+    """Logits of the wanted tokens of ``feed``, which stay, and of one that follows; then ``model`` has ``length`` tokens again."""
+    rows = list(model.feed({"a": feed})["a"].copy())
+    model.cache.commit("a", np.array(feed.wanted))
+    rows.extend(model.feed({"a": Feed((0,), wanted=(0,))})["a"].copy())
+    model.cache.truncate("a", length)
     return rows
 
 

@@ -13,9 +13,11 @@ from specbuild.errors import RecipeError, close_match
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
-Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "early_exit", "cascade", "hybrid"]
+Method = Literal["off", "ngram", "suffix", "draft_model", "mtp", "eagle3", "medusa", "early_exit", "cascade", "hybrid", "merged"]
 Retrieval = Literal["ngram", "suffix"]
-Verification = Literal["coupled", "block", "token", "traversal", "recursive", "target_only"]
+ChainRule = Literal["block", "token"]
+"""Rules that do not judge trees."""
+Verification = Literal["coupled", ChainRule, "traversal", "recursive", "target_only"]
 Lossy = Literal["typical"]
 DraftVocabulary = Literal["same", "own"]
 DraftName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -29,6 +31,8 @@ ComputeCapability = Annotated[str, Field(pattern=r"^sm\d{2,3}$")]
 
 FIRST = frozenset({"ngram", "suffix", "draft_model"})
 """Methods that a cascade may begin with."""
+MERGEABLE = frozenset({"ngram", "suffix", "mtp", "eagle3", "medusa", "early_exit"})
+"""Methods that drafts may be merged of, beside draft models."""
 
 
 def draft_role(name: str) -> str:
@@ -121,6 +125,9 @@ class SpeculationSection(Section):
     method: Method = Field(default="ngram", description="Proposer used when a request does not say otherwise.")
     draft_len: int = Field(default=4, ge=1, description="Draft tokens a round, unless a request says otherwise.")
     max_draft_len: int = Field(default=7, ge=1, le=63, description="The most draft tokens that the engines can verify at once.")
+    tree_budget: int = Field(
+        default=0, ge=0, description="Tokens of a draft's whole tree, at most, where the target's bits allow trees; 0: chains of draft_len."
+    )
     verification: Verification = Field(default="coupled", description="Lossless rule of acceptance.")
     lossy: Lossy | None = Field(
         default=None, description="A rule in its place that changes the law of the output; results are labelled with it. Empty: none."
@@ -136,6 +143,11 @@ class SpeculationSection(Section):
     hybrid_retrieval: Retrieval = Field(default="ngram", description="What hybrid drafts by where its match is long enough.")
     hybrid_min_match: int = Field(default=2, ge=1, description="Tokens that the match must have, at least.")
     hybrid_model: Method = Field(default="draft_model", description="What hybrid drafts by elsewhere.")
+    merged: tuple[str, ...] = Field(
+        default=("ngram", "draft"),
+        min_length=2,
+        description="Methods and models whose drafts are merged into a tree; where it is to be a chain, the first that has one.",
+    )
     heads: HeadsSection = Field(default_factory=HeadsSection, description="Draft heads to build beside the target.")
     early_exit: EarlyExitSection | None = Field(default=None, description="Build the target so that its first layers draft; empty: whole.")
 
@@ -152,6 +164,8 @@ class SpeculationSection(Section):
         if method == "cascade":
             first, *others = self.cascade
             return (*(self.roles(first) if first in FIRST else (draft_role(first),)), *(draft_role(name) for name in others))
+        if method == "merged":
+            return tuple(role for name in self.merged for role in (self.roles(name) if name in MERGEABLE else (draft_role(name),)))
         if method == "early_exit":
             return (LOWER,)
         return (method,) if method in get_args(HeadRole) else ("draft",) if method == "draft_model" else ()
@@ -176,12 +190,21 @@ class SpeculationSection(Section):
             raise ValueError(
                 f"draft_len {self.draft_len} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former"
             )
+        if self.tree_budget > self.max_draft_len:
+            raise ValueError(
+                f"tree_budget {self.tree_budget} is above max_draft_len {self.max_draft_len}; raise the latter or lower the former"
+            )
+        if self.tree_budget and self.lossy is None and self.verification in get_args(ChainRule):
+            raise ValueError(
+                f"tree_budget is {self.tree_budget}, but verification {self.verification!r} judges chains alone; "
+                "set the former to 0 or use another rule"
+            )
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}; swap or lower it")
         return self
 
     def _check_compositions(self) -> None:
-        if taken := sorted({"draft", *FIRST} & self.drafts.keys()):
+        if taken := sorted({"draft", *FIRST, *MERGEABLE} & self.drafts.keys()):
             raise ValueError(f"drafts has the name {', '.join(taken)}, which means another draft; choose another name")
         for place, name in enumerate(self.cascade):
             possible = {"draft", *self.drafts, *(FIRST if place == 0 else ())}
@@ -192,6 +215,10 @@ class SpeculationSection(Section):
                 raise ValueError(
                     f"cascade[{place}] is {name!r}, whose vocabulary is its own: nothing but ngram can draft for it; put it first"
                 )
+        for place, name in enumerate(self.merged):
+            possible = {"draft", *self.drafts, *MERGEABLE} - {*self.merged[:place]}
+            if name not in possible:
+                raise ValueError(f"merged[{place}] is {name!r}, but must be one of: {', '.join(sorted(possible))}")
         if self.hybrid_model in ("off", "hybrid", *get_args(Retrieval)):
             raise ValueError(f"hybrid_model is {self.hybrid_model!r}, but must be a method that runs a model, such as draft_model")
 

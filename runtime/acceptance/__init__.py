@@ -27,7 +27,7 @@ def _chain_rule(name: str, judge: Callable[[LawAt, Draft, Randomness], Verdict])
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "coupled": Rule(coupled.choose_children, coupled.judge, needs_laws=False),
+        "coupled": Rule(coupled.choose_children, coupled.judge, needs_laws=False, foreseen=True),
         "block": _chain_rule("block", rejection.judge_block),
         "token": _chain_rule("token", rejection.judge_tokens),
         "traversal": Rule(rejection.choose_children, traversal.judge, needs_laws=True),

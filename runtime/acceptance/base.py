@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..draft import Draft
 from ..law import Law, draw, draw_several
-from ..noise import Stream, uniform
+from ..noise import Stream, gumbel, uniform
 from ..transforms import LawAt
 
 
@@ -24,6 +24,10 @@ class Randomness(Protocol):
 
     def guesses(self, law: Law, depth: int, count: int) -> tuple[int, ...]:
         """What ``shared`` may be, as far as ``law`` is the target's: the ``count`` tokens best placed by its noise, the best first."""
+        ...
+
+    def noise(self, tokens: Sequence[int], depth: int) -> NDArray[np.float64]:
+        """[n] that of ``shared`` and ``guesses``: what they add to each token's score."""
         ...
 
     def draft(self, law: Law, depth: int, count: int, branch: int) -> tuple[int, ...]:
@@ -58,6 +62,10 @@ class SeededRound:
 
     def guesses(self, law: Law, depth: int, count: int) -> tuple[int, ...]:
         return draw_several(law, count, self.seed, self.position + depth, Stream.SHARED)
+
+    def noise(self, tokens: Sequence[int], depth: int) -> NDArray[np.float64]:
+        noise: NDArray[np.float64] = gumbel(self.seed, self.position + depth, np.array(tokens), Stream.SHARED)
+        return noise
 
     def draft(self, law: Law, depth: int, count: int, branch: int) -> tuple[int, ...]:
         return draw_several(law, count, self.seed, self.position, Stream.DRAFT, depth + (branch << 32))
@@ -104,6 +112,8 @@ class Rule:
     which is exact too but keeps fewer."""
     trees: bool = True
     """Whether it judges more than chains."""
+    foreseen: bool = False
+    """The target's token is the best by its scores and the shared noise, which a proposer knows."""
 
     def choose(self, law: Law, randomness: Randomness, depth: int) -> int:
         """The next token of a chain."""

@@ -10,7 +10,7 @@ from typing import cast
 
 from specbuild.bundle import Bundle
 from specbuild.errors import RequestError, close_match
-from specbuild.recipe import LOWER, SpeculationSection, draft_role
+from specbuild.recipe import LOWER, MERGEABLE, SpeculationSection, draft_role
 
 from ..engine import Engine
 from ..engines import load
@@ -23,6 +23,7 @@ from .hybrid import HybridProposer
 from .joint import Joint
 from .layer_head import LayerHeadProposer
 from .medusa import MedusaProposer
+from .merged import MergedProposer
 from .ngram import NgramProposer
 from .retokenized import RetokenizedProposer
 from .spelling import Spelling
@@ -180,6 +181,15 @@ def _hybrid(proposers: Proposers) -> Proposer:
     return HybridProposer(retrieval, proposers[speculation.hybrid_model], speculation.hybrid_min_match)
 
 
+def _merged(proposers: Proposers) -> Proposer:
+    return MergedProposer(
+        [
+            proposers[name] if name in MERGEABLE else DraftModelProposer(proposers.model(draft_role(name)))
+            for name in proposers.speculation.merged
+        ]
+    )
+
+
 METHODS: Mapping[str, Factory] = MappingProxyType(
     {
         "ngram": _ngram,
@@ -191,6 +201,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "early_exit": _early_exit,
         "cascade": _cascade,
         "hybrid": _hybrid,
+        "merged": _merged,
     }
 )
 """Every method but ``off``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,11 @@ class Ask:
     def branches(self) -> bool:
         """There may be more tokens than the longest path has."""
         return self.budget > self.draft_len
+
+    @property
+    def chain(self) -> Ask:
+        """The same without branches, for a proposer that makes none."""
+        return replace(self, budget=self.draft_len)
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,8 @@ class Proposer(ABC):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A draft for each of ``asks``, in order; an empty one where there is nothing to propose.
 
-        A token that comes from a law of the proposer's own is chosen by ``sequence.rule.choose``, and where that rule needs
-        them the draft carries the laws. A token once chosen is never left out for looking unlikely: that would bias the text.
+        Tokens that come from a law of the proposer's own are chosen by ``sequence.rule.choose_children``, and where that rule needs
+        them the draft carries the laws: then a token once chosen is never left out for looking unlikely, which would bias the text.
         """
 
     def retire(self, sequence: Running) -> None:

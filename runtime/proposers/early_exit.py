@@ -13,7 +13,7 @@ from ..draft import Draft
 from ..engines.split import SplitEngine
 from ..model import CachedModel, Feed
 from .base import Ask, Proposer
-from .branch import Branch
+from .growth import Growth
 
 
 class EarlyExitProposer(Proposer):
@@ -30,18 +30,18 @@ class EarlyExitProposer(Proposer):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         cache = self._model.cache
-        branches = [Branch(ask) for ask in asks]
-        lengths: dict[Hashable, int] = {branch.sequence.id: cache.length(branch.sequence.id) for branch in branches if branch.missing}
+        growths = [Growth(ask.chain) for ask in asks]
+        lengths: dict[Hashable, int] = {growth.sequence.id: cache.length(growth.sequence.id) for growth in growths if growth.open}
         # The view of the pass that will verify: a view that changed in between would forget what has been read ahead.
         view = max(cache.lengths.tolist(), default=0) + self._longest
-        while going := [branch for branch in branches if branch.missing]:
+        while going := [growth for growth in growths if growth.open]:
             feeds: dict[Hashable, Feed] = {
-                branch.sequence.id: Feed(((branch.tokens or branch.sequence.tokens)[-1],), wanted=(0,)) for branch in going
+                growth.sequence.id: Feed(((growth.after or growth.sequence.tokens)[-1],), wanted=(0,)) for growth in going
             }
             logits = self._model.feed(feeds, view=view)
-            for branch in going:
-                branch.choose(logits[branch.sequence.id][0])
-                cache.commit(branch.sequence.id, np.arange(1))
+            for growth in going:
+                growth.grow(logits[growth.sequence.id])
+                cache.commit(growth.sequence.id, np.arange(1))
         for owner, length in lengths.items():
             cache.truncate(owner, length)
-        return [branch.draft() for branch in branches]
+        return [growth.draft() for growth in growths]

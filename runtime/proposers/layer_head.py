@@ -5,6 +5,7 @@ Its cache holds pairs. Pair t has the target's features of position t and the to
     text       x₀ x₁ x₂ x₃ x₄          all but the last in the target's cache: features f₀ … f₃
     pairs      (f₀,x₁) (f₁,x₂) (f₂,x₃) (f₃,x₄)  →  d₅      then (h,d₅) → d₆, (h′,d₆) → d₇ …, h the head's own state of the pair before
 
+A tree is drafted level by level; its pairs lie side by side in the row, and each sees those above it.
 What was drafted is dropped after the round, and the tokens that stayed come back as pairs with the target's features.
 """
 
@@ -16,13 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.errors import RequestError
-
 from ..draft import Draft
 from ..model import CachedModel, Feed
 from ..request import Running
 from .base import Ask, Proposer, Seen
-from .branch import Branch
+from .growth import Growth
 from .joint import Joint
 
 
@@ -82,17 +81,17 @@ class LayerHeadProposer(Proposer):
         self.model.start(sequence.id, known)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        branches = {ask.sequence.id: Branch(ask) for ask in asks}
-        feeds = {owner: self._pairs(branch.sequence) for owner, branch in branches.items() if branch.missing and owner in self._rows}
+        growths = {ask.sequence.id: Growth(ask) for ask in asks}
+        feeds = {owner: self._pairs(growth.sequence) for owner, growth in growths.items() if growth.open and owner in self._rows}
         while feeds:
             logits = self.model.feed(feeds)
             for owner, feed in feeds.items():
                 self.model.cache.commit(owner, np.arange(len(feed.tokens)))
-            going = [owner for owner in feeds if self._grow(branches[owner], logits[owner][0])]
-            feeds = {owner: self._next(branches[owner], feeds[owner]) for owner in going}
-        for owner in branches.keys() & self._rows.keys():
+                growths[owner].grow(map(self._joint.row, logits[owner]))
+            feeds = {owner: self._next(growths[owner], feed) for owner, feed in feeds.items() if growths[owner].open}
+        for owner in growths.keys() & self._rows.keys():
             self.model.cache.truncate(owner, self._rows[owner].pairs)
-        return [branch.draft() for branch in branches.values()]
+        return [growth.draft() for growth in growths.values()]
 
     def retire(self, sequence: Running) -> None:
         self._rows.pop(sequence.id, None)
@@ -113,15 +112,8 @@ class LayerHeadProposer(Proposer):
         tokens = row.tokens(sequence.tokens)
         return Feed(tokens, wanted=(len(tokens) - 1,), features=row.take(len(tokens)))
 
-    def _grow(self, branch: Branch, logits: NDArray[np.float32]) -> bool:
-        """Choose a token; whether another is to follow it."""
-        try:
-            branch.choose(self._joint.row(logits))
-        except RequestError:  # what is forbidden here is all that this head can draft, not all that the target can write
-            return False
-        return branch.missing > 0
-
-    def _next(self, branch: Branch, fed: Feed) -> Feed:
-        """The pair of the token that was just drafted, after the last of those that were ``fed``."""
-        last = len(fed.tokens)
-        return Feed((branch.tokens[-1],), wanted=(0,), previous=self.model.hidden(branch.sequence.id)[last - 1 : last].copy())
+    def _next(self, growth: Growth, fed: Feed) -> Feed:
+        """The pairs of the tokens that are to be followed, each with the head's own state of the one above, just ``fed``."""
+        tokens, parents = growth.level()
+        above = np.array(parents[-len(tokens) :]) - (len(parents) - len(tokens)) + len(fed.tokens)
+        return Feed(tokens, parents, tuple(range(len(tokens))), previous=self.model.hidden(growth.sequence.id)[above])

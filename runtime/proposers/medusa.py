@@ -8,18 +8,17 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.errors import RequestError
-
 from ..draft import Draft
 from ..engine import Engine
 from ..request import Running
 from .base import Ask, Proposer, Seen
-from .branch import Branch
+from .growth import Growth
 from .joint import Joint
 
 
 class MedusaProposer(Proposer):
-    """An engine without a cache. The heads foretell the tokens after the last one that the target has not read, independently."""
+    """An engine without a cache. The heads foretell the tokens after the last one that the target has not read, independently: the nodes
+    of a tree's level all go on from the same logits."""
 
     def __init__(self, engine: Engine, joint: Joint) -> None:
         self._engine = engine
@@ -36,23 +35,16 @@ class MedusaProposer(Proposer):
         self._features[sequence.id] = self._joint.features(seen.hidden[-1:])
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        branches = [Branch(ask) for ask in asks]
-        going = [branch for branch in branches if branch.missing and branch.sequence.id in self._features]
+        growths = [Growth(ask) for ask in asks]
+        going = [growth for growth in growths if growth.open and growth.sequence.id in self._features]
         if going:
             began = perf_counter()
-            logits = self._engine.predict(np.stack([self._features[branch.sequence.id] for branch in going]))
+            logits = self._engine.predict(np.stack([self._features[growth.sequence.id] for growth in going]))
             self._seconds += perf_counter() - began
-            for branch, rows in zip(going, logits, strict=True):
-                self._fill(branch, rows[0])
-        return [branch.draft() for branch in branches]
+            for growth, (rows,) in zip(going, logits, strict=True):
+                for row in rows:  # of each head
+                    growth.grow([self._joint.row(row)] * len(growth.open))
+        return [growth.draft() for growth in growths]
 
     def retire(self, sequence: Running) -> None:
         self._features.pop(sequence.id, None)
-
-    def _fill(self, branch: Branch, rows: NDArray[np.float32]) -> None:
-        """A token from each head's logits [K,V] as far as tokens are asked for."""
-        for row in rows[: branch.missing]:
-            try:
-                branch.choose(self._joint.row(row))
-            except RequestError:  # what is forbidden here is all that these heads can draft
-                return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 from specbuild.runtime.generator import Completion
@@ -23,13 +24,18 @@ class Variant:
     """Draft tokens a round; 0 for ``off``."""
     batch: int
     """Prompts that are answered together."""
+    tree_budget: int | None = None
+    """Tokens of a draft's whole tree, at most; 0: chains; None: as the recipe says."""
 
     def params(self, common: SamplingParams) -> SamplingParams:
         """``common`` with this variant's speculation, from the text alone: prompts are answered again and again."""
-        return dataclasses.replace(common, speculation=self.method, draft_len=self.draft_len or None, share_history=False)
+        return dataclasses.replace(
+            common, speculation=self.method, draft_len=self.draft_len or None, tree_budget=self.tree_budget, share_history=False
+        )
 
     def __str__(self) -> str:
-        return OFF if self.method == OFF else f"{self.method} with draft_len {self.draft_len}"
+        tree = f" and tree_budget {self.tree_budget}" if self.tree_budget else ""
+        return OFF if self.method == OFF else f"{self.method} with draft_len {self.draft_len}{tree}"
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,11 @@ class Generates(Protocol):
         ...
 
 
-def variants(methods: Iterable[str], draft_lens: Iterable[int], batch: int) -> list[Variant]:
-    """Every method with every draft length; ``off`` is always among them and comes first."""
-    drafting = [method for method in dict.fromkeys(methods) if method != OFF]
-    lengths = list(dict.fromkeys(draft_lens))
-    return [Variant(OFF, 0, batch), *(Variant(method, length, batch) for method in drafting for length in lengths)]
+def variants(methods: Iterable[str], draft_lens: Iterable[int], batch: int, tree_budgets: Iterable[int | None] = (None,)) -> list[Variant]:
+    """Every method with every draft length and every tree; ``off`` is always among them and comes first."""
+    drafting = [method for method in methods if method != OFF]
+    alternatives = dict.fromkeys(product(drafting, draft_lens, [batch], tree_budgets))
+    return [Variant(OFF, 0, batch), *(Variant(*alternative) for alternative in alternatives)]
 
 
 def groups(cases: Sequence[Case], batch: int) -> list[tuple[int, ...]]:

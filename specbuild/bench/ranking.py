@@ -146,6 +146,6 @@ def _section(candidate: Candidate) -> dict[str, Any]:
 
 def _recipe(recipe: Recipe, drafts: Mapping[str, Any]) -> Recipe:
     """``recipe`` with nothing that drafts but ``drafts`` and prompt lookup, under a name of its own."""
-    bare = recipe.speculation.model_dump(exclude={"draft", "drafts", "cascade", "heads"})
+    bare = recipe.speculation.model_dump(exclude={"draft", "drafts", "cascade", "merged", "heads"})
     speculation = SpeculationSection(**bare | {"method": LOOKUP, **drafts})
     return recipe.model_copy(update={"name": f"{recipe.name}-rank", "speculation": speculation})

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specbuild.runtime.proposers.base import Proposer
     from specbuild.runtime.sampling import SamplingParams
 
-COLUMNS = ("method", "draft_len", "batch", "task", "tok/s", "ratio", "spread", "τ", "accepted by position", "overhead", "identical")
+COLUMNS = ("method", "draft_len", "tree", "batch", "task", "tok/s", "ratio", "spread", "τ", "accepted by position", "overhead", "identical")
 
 
 def listed(kind: type[str] | type[int]) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
@@ -56,6 +56,9 @@ def listed(kind: type[str] | type[int]) -> Callable[[click.Context, click.Parame
 @click.option("--methods", callback=listed(str), metavar="LIST", help="Such as ngram,draft_model; default: all that the bundle has.")
 @click.option("--draft-len", "draft_lens", callback=listed(int), metavar="LIST", help="Such as 2,4; default: the recipe's.")
 @click.option(
+    "--tree-budget", "tree_budgets", callback=listed(int), metavar="LIST", help="Such as 0,7, 0 for chains; default: the recipe's."
+)
+@click.option(
     "--batch", "batches", callback=listed(int), default="1", metavar="LIST", help="Prompts answered together, such as 1,4; default 1."
 )
 @with_options(*SAMPLING_OPTIONS)
@@ -71,6 +74,7 @@ def command(
     limit: int | None,
     methods: tuple[str, ...] | None,
     draft_lens: tuple[int, ...] | None,
+    tree_budgets: tuple[int, ...] | None,
     batches: tuple[int, ...],
     as_json: bool,
     **sampling: Any,
@@ -91,7 +95,7 @@ def command(
     from specbuild.runtime.proposers import available
 
     lengths = draft_lens or (bundle.manifest.recipe.speculation.draft_len,)
-    plan = variants_of(bundle.engine("target").max_batch_size, methods or available(bundle), lengths, batches)
+    plan = variants_of(bundle.engine("target").max_batch_size, methods or available(bundle), lengths, batches, tree_budgets)
     runs = measured(bundle, items, plan, params, chat=chat, verification=verification, threads=threads)
     rows = report(runs)
     if as_json:
@@ -128,6 +132,7 @@ def cells(row: Row) -> list[str]:
     return [
         variant.method,
         str(variant.draft_len or "-"),
+        "-" if variant.tree_budget is None else str(variant.tree_budget),
         str(variant.batch),
         row.task,
         f"{row.tokens_per_second:.1f}",
@@ -160,8 +165,18 @@ def refuse_differences(runs: Sequence[Run]) -> None:
         raise VerificationError(f"output differs from plain decoding on some of the {len(reference)} prompts: {seen} ({why})")
 
 
-def variants_of(largest: int, methods: Sequence[str], draft_lens: Sequence[int], batches: Sequence[int]) -> list[list[Variant]]:
-    """The variants of each batch, the smallest batch first; ``largest``: the batch that the target's engine is built for.
+def variants_of(
+    largest: int,
+    methods: Sequence[str],
+    draft_lens: Sequence[int],
+    batches: Sequence[int],
+    tree_budgets: Sequence[int] | None = None,
+) -> list[list[Variant]]:
+    """The variants of each batch, the smallest batch first.
+
+    Args:
+        largest: The batch that the target's engine is built for.
+        tree_budgets: 0 for chains; None: as the recipe says.
 
     Raises:
         RequestError: a batch that the engine does not take.
@@ -174,7 +189,7 @@ def variants_of(largest: int, methods: Sequence[str], draft_lens: Sequence[int],
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {largest}; raise target.max_batch_size")
     if any(length < 1 for length in draft_lens):
         raise UsageError(f"draft_len is {min(draft_lens)}, but must be at least 1; `off` is always measured")
-    return [variants(methods, draft_lens, batch) for batch in sorted(set(batches))]
+    return [variants(methods, draft_lens, batch, tree_budgets or (None,)) for batch in sorted(set(batches))]
 
 
 def seeded(sampling: dict[str, Any]) -> SamplingParams:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--logprobs", type=int, metavar="N", help="With --json: of each token and of the N most likely ones.")
 @click.option("--speculation", metavar="METHOD", help="How tokens are proposed, or off; default: as the server does.")
 @click.option("--draft-len", type=int, metavar="K", help="Draft tokens a round; default: the server chooses.")
+@click.option("--tree-budget", type=int, metavar="N", help="Tokens of a draft's whole tree, 0 for chains; default: the bundle's.")
 @click.option("--priority", type=int, default=0, show_default=True, metavar="N", help="Lower numbers are admitted first.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Give up after so long.")
 @JSON_OPTION

@@ -153,7 +153,7 @@ def _engine_row(engine: EngineEntry) -> list[Any]:
     probe = engine.probe
     invariant = "not measured"
     if probe is not None:
-        measured = {"step": probe.step_invariant, "batch": probe.batch_invariant, "view": probe.view_invariant}
+        measured = {"step": probe.step_invariant, "batch": probe.batch_invariant, "view": probe.view_invariant, "tree": probe.trees}
         invariant = ", ".join(name for name, holds in measured.items() if holds) or "nothing"
     compiler = f"{engine.flavour} {engine.version}"
     target = ", ".join(engine.compute_capabilities) or ("CPU" if engine.backend == "onnxruntime" else "GPU present")

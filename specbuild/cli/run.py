@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--logprobs", type=int, metavar="N", help="With --json: of each token and of the N most likely ones.")
 @click.option("--speculation", metavar="METHOD", help="How tokens are proposed, or off; default: the recipe's.")
 @click.option("--draft-len", type=int, metavar="K", help="Draft tokens a round; default: the recipe's.")
+@click.option("--tree-budget", type=int, metavar="N", help="Tokens of a draft's whole tree, 0 for chains; default: the recipe's.")
 @click.option("--batch", type=int, default=1, show_default=True, metavar="B", help="Prompts that are answered at a time.")
 @JSON_OPTION
 def command(

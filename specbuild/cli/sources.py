@@ -136,8 +136,10 @@ def check_params(generator: Generator, params: SamplingParams) -> None:
     Raises:
         RequestError: such as an unknown method, or a token id past the vocabulary.
     """
-    if params.draft_len is not None and (params.speculation or generator.bundle.manifest.recipe.speculation.method) == "off":
-        raise RequestError(f"draft_len is {params.draft_len}, but the recipe's method is 'off'; name one with --speculation")
+    if (params.speculation or generator.bundle.manifest.recipe.speculation.method) == "off":
+        for name in ("draft_len", "tree_budget"):
+            if (value := getattr(params, name)) is not None:
+                raise RequestError(f"{name} is {value}, but the recipe's method is 'off'; name one with --speculation")
     generator.stream([(0,)], dataclasses.replace(params, max_tokens=1, min_tokens=0))
 
 

@@ -71,6 +71,12 @@ INPUTS = (
     Input("return_cumulative_logprob", FLAG, "Report cumulative_logprob."),
     Input("speculation", TEXT, "off, on (as the bundle's recipe says) or the name of a method.", "speculation"),
     Input("draft_len", INTEGER, "Draft tokens a round, at least 1; without it the server chooses.", "draft_len"),
+    Input(
+        "tree_budget",
+        INTEGER,
+        "Tokens of a draft's whole tree, of which draft_len follow each other; 0: chains. Refused where trees would change tokens.",
+        "tree_budget",
+    ),
     Input("share_history", FLAG, "False: nothing is drafted from other requests' outputs, nor from this one's later.", "share_history"),
     Input("tenant", TEXT, "Only requests of one tenant draft from each other's outputs.", "tenant"),
     Input("priority", INTEGER, "Lower numbers are admitted first. Default 0."),

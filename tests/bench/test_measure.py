@@ -32,6 +32,7 @@ def test_off_is_always_measured_and_first() -> None:
         Variant("draft_model", 2, 8),
         Variant("draft_model", 4, 8),
     ]
+    assert variants(["ngram"], [2], 1, [0, 5]) == [Variant("off", 0, 1), Variant("ngram", 2, 1, 0), Variant("ngram", 2, 1, 5)]
     assert variants([], [4], 1) == variants(["off"], [4], 1) == [Variant("off", 0, 1)]
 
 

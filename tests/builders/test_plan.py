@@ -124,6 +124,7 @@ def digest(asked: Recipe) -> str:
         "name=other",
         "speculation.method=off",
         "speculation.draft_len=2",
+        "speculation.tree_budget=6",
         "speculation.verification=block",
         "speculation.lossy=typical",
         "speculation.ngram_max=5",
@@ -132,6 +133,7 @@ def digest(asked: Recipe) -> str:
         "speculation.hybrid_retrieval=suffix",
         "speculation.hybrid_min_match=3",
         "speculation.hybrid_model=cascade",
+        "speculation.merged=[suffix, draft]",
         "tensorrt.workspace_mib=64",
     ],
 )

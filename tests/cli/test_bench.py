@@ -17,6 +17,7 @@ ROW = [
     "method",
     "draft_len",
     "batch",
+    "tree_budget",
     "task",
     "tokens_per_second",
     "speedup",
@@ -75,6 +76,7 @@ def test_a_table_and_a_last_line_in_plain_words(command: Command) -> None:
     for column in (
         "method",
         "draft_len",
+        "tree",
         "batch",
         "task",
         "tok/s",
@@ -87,7 +89,7 @@ def test_a_table_and_a_last_line_in_plain_words(command: Command) -> None:
     ):
         assert column in out
     cells = [line.split() for line in lines if line.strip().startswith(("off", "ngram"))]
-    assert [(row[0], row[3], row[-1]) for row in cells] == [(m, t, "yes") for m in ("off", "ngram") for t in ("x", "y", "all")]
+    assert [(row[0], row[4], row[-1]) for row in cells] == [(m, t, "yes") for m in ("off", "ngram") for t in ("x", "y", "all")]
     assert lines[-1].startswith("batch 1: ")
     assert "do not speculate" in lines[-1] or "ngram with draft_len 4 pays" in lines[-1]
 
@@ -126,6 +128,8 @@ def test_a_lossy_recipe_claims_nothing(
     [
         (["--methods", "ngram,drft_model"], "error: speculation method 'drft_model' is unknown. Did you mean 'draft_model'?"),
         (["--draft-len", "2,8"], "error: draft_len is 8, but the engine verifies at most 7"),
+        (["--tree-budget", "0,8"], "error: tree_budget is 8, but"),
+        (["--draft-len", "4", "--tree-budget", "3"], "error: tree_budget is 3, below draft_len 4; raise it, or set it to 0 for chains"),
         (["--draft-len", "0"], "error: draft_len is 0, but must be at least 1; `off` is always measured"),
         (["--batch", "1,5"], "error: batch is 5, but the engine was built for 1 to 4"),
         (["--batch", "0"], "error: batch is 0"),

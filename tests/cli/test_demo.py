@@ -107,7 +107,7 @@ def test_the_demo_as_people_run_it(home: Path, capsys: pytest.CaptureFixture[str
     assert "Port Ellery was founded in 1742" in out.partition("summary:")[2].partition("\n\n")[2].partition("question:")[0]
     assert len(re.findall(r"^ (?:off|ngram|draft_model) .* yes *$", out, re.MULTILINE)) == 12
     assert "note:" not in err, "the engines are measured, and their bits invariant"
-    lengths = dict(re.findall(r"^ (ngram|draft_model) +4 +1 +summary +\S+ +\S+ +\S+ +(\S+)", out, re.MULTILINE))
+    lengths = dict(re.findall(r"^ (ngram|draft_model) +4 +- +1 +summary +\S+ +\S+ +\S+ +(\S+)", out, re.MULTILINE))
     assert float(lengths["ngram"]) > 1.5, "an answer that repeats its prompt is what prompt lookup is for"
     assert float(lengths["draft_model"]) > 2
     compiled, served = out.partition("batch 1: ")[2].split("\n\n", 2)[1:]

@@ -70,7 +70,7 @@ def test_each_candidate_is_measured_beside_plain_decoding_and_one_that_cannot_dr
 def test_the_fastest_comes_first_and_the_last_line_says_what_to_take(command: Command) -> None:
     code, out, err = command("@int8,foreign,stranger", "--limit", "1", "--batch", "2", "--temperature", "1")
     assert code == 0, err
-    rows = re.findall(r"^ (off|ngram|@int8|stranger@int4) +(?:4|-) +2 +all +\S+ +(\S+) .* yes *$", out, re.MULTILINE)
+    rows = re.findall(r"^ (off|ngram|@int8|stranger@int4) +(?:4|-) +- +2 +all +\S+ +(\S+) .* yes *$", out, re.MULTILINE)
     assert sorted(name for name, _ in rows) == ["@int8", "ngram", "off", "stranger@int4"]
     assert [float(ratio) for _, ratio in rows] == sorted((float(ratio) for _, ratio in rows), reverse=True)
     assert re.search(r"^ foreign@int4 +the tokenizers of target ", out, re.MULTILINE)

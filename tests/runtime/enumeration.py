@@ -61,6 +61,9 @@ class Branching(Randomness):
     def guesses(self, law: Law, depth: int, count: int) -> tuple[int, ...]:
         return self.draft(law, depth, count, 0)
 
+    def noise(self, tokens: Sequence[int], depth: int) -> NDArray[np.float64]:
+        return np.zeros(len(tokens))
+
     def draft(self, law: Law, depth: int, count: int, branch: int) -> tuple[int, ...]:
         drawn: list[int] = []
         while len(drawn) < min(count, law.tokens.size):

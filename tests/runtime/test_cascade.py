@@ -221,6 +221,15 @@ def test_a_draft_that_says_another_law_than_its_own_is_found_out(toys: Toys, mon
         ({"hybrid_model": "ngram"}, "hybrid_model is 'ngram', but must be a method that runs a model"),
         ({"hybrid_model": "hybrid"}, "hybrid_model is 'hybrid'"),
         ({"method": "hybrid"}, "method 'hybrid' needs a 'draft' section"),
+        ({"merged": ["draft"]}, "at least 2 items"),
+        (
+            {"merged": ["ngram", "cascade"]},
+            r"merged\[1\] is 'cascade', but must be one of: draft, eagle3, early_exit, medusa, mtp, suffix \[",
+        ),
+        ({"merged": ["draft", "draft"]}, r"merged\[1\] is 'draft', but"),
+        ({"drafts": {"mtp": {}}}, "drafts has the name mtp"),
+        ({"method": "merged"}, "method 'merged' needs a 'draft' section"),
+        ({"method": "merged", "merged": ["ngram", "mtp"]}, "method 'merged' needs a head; set heads.mtp.checkpoint"),
     ],
     ids=str,
 )
@@ -236,4 +245,5 @@ def test_roles_are_those_of_the_models_that_a_method_runs() -> None:
     assert {method: section.roles(method) for method in ("ngram", "suffix", "off")} == {"ngram": (), "suffix": (), "off": ()}
     assert section.roles("draft_model") == ("draft",)
     assert section.roles("cascade") == section.roles("hybrid") == ("draft", "draft.middle")
+    assert section.roles("merged") == ("draft",)
     assert {role: model.precision for role, model in section.models.items()} == {"draft": "int4", "draft.middle": "int8"}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from specbuild.bundle import StepCost
-from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, DraftTimes, MethodRecord
+from specbuild.runtime.acceptance_record import MethodRecord
+from specbuild.runtime.draft import Shape
+from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, DraftTimes
 from specbuild.runtime.pace import LARGEST, SMALLEST, Pace
 from specbuild.runtime.prefixes import Prefixes
+from specbuild.runtime.request import Request
+from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.stats import RequestCounter
 from specbuild.runtime.step_times import StepTimes
 
@@ -26,8 +33,8 @@ def times(first: float, each: float) -> StepTimes:
     )
 
 
-def sequence(number: int = 0, method: str = "ngram", fixed: bool = False) -> Any:
-    request = SimpleNamespace(method=method, draft_len=4, draft_len_fixed=fixed)
+def sequence(number: int = 0, method: str = "ngram", fixed: bool = False, tree_budget: int = 0) -> Any:
+    request = Request(number, (1,), SamplingParams(), 0, method, 4, draft_len_fixed=fixed, tree_budget=tree_budget)
     return SimpleNamespace(id=number, tokens=[1] * 200, request=request, counter=RequestCounter(200))
 
 
@@ -36,7 +43,8 @@ def settled(chooser: DraftLength, running: list[Any], rate: float, rounds: int =
     owed, chosen = 0.0, 0
     for _ in range(rounds):
         for one in running:
-            chosen = chooser.choose(running)[one.id]
+            shape = chooser.choose(running)[one.id]
+            chosen = shape.length
             accepted = 0
             while accepted < chosen:
                 owed += rate
@@ -45,7 +53,7 @@ def settled(chooser: DraftLength, running: list[Any], rate: float, rounds: int =
                 owed -= 1
                 accepted += 1
             failed = accepted < chosen
-            chooser.observe(one, chosen, chosen, accepted, failed)
+            chooser.observe(one, shape, chosen, accepted, failed)
             one.counter.observe(emitted=accepted + 1, drafted=chosen, accepted=accepted, failed=failed)
     return chosen
 
@@ -64,7 +72,7 @@ def test_cheap_tokens_that_are_accepted_are_drafted_to_the_longest() -> None:
 def test_nothing_is_drafted_where_nothing_is_accepted() -> None:
     chooser, one = DraftLength(LONGEST, times(1.0, 0.2), {}), sequence()
     settled(chooser, [one], rate=0.0)
-    later = [chooser.choose([one])[0] for _ in range(2 * TRY_AGAIN)]
+    later = [chooser.choose([one])[0].length for _ in range(2 * TRY_AGAIN)]
     assert sorted(set(later)) == [0, 1]
     assert later.count(1) == 2, "one token is tried again now and then"
 
@@ -73,7 +81,7 @@ def test_a_draft_engine_that_costs_as_much_as_the_target_is_not_asked() -> None:
     slow = times(1.0, 0.1)
     chooser = DraftLength(LONGEST, slow, {"draft_model": DraftTimes(slow)})
     assert settled(chooser, [sequence(method="draft_model")], rate=0.9) in (0, 1)
-    assert chooser._current == 0
+    assert chooser._current == Shape.chain(0)
 
 
 def test_a_crowded_pass_gets_shorter_drafts() -> None:
@@ -96,12 +104,56 @@ def test_who_fixed_a_length_keeps_it_and_off_is_left_alone() -> None:
     assert set(chooser.choose(running)) == {2}
 
 
+def run(kept: NDArray[np.bool_]) -> int:
+    """How many are kept before the first that is not."""
+    return int(np.argmin([*kept, False]))
+
+
+def trees_settle(chooser: DraftLength, rates: dict[bool, float], rounds: int = 400) -> Counter[Shape]:
+    """The shapes chosen for a request that allows trees, where trees and chains are accepted at rates of their own; the last 200."""
+    one, random, chosen = sequence(tree_budget=LONGEST), np.random.default_rng(0), []
+    for _ in range(rounds):
+        shape = chooser.choose([one])[0]
+        accepted = run(random.random(shape.length) < rates[shape.branches])
+        chooser.observe(one, shape, shape.budget, accepted, accepted < shape.length)
+        if shape.branches:
+            first = run(random.random(accepted) < rates[False] / rates[True])
+            chooser.observe(one, Shape.chain(shape.length), shape.length, first, first < shape.length)
+        one.counter.observe(emitted=accepted + 1, drafted=shape.budget, accepted=accepted, failed=accepted < shape.length)
+        chosen.append(shape)
+    return Counter(chosen[-200:])
+
+
+def test_a_tree_grows_to_its_budget_where_passes_are_free() -> None:
+    chosen = trees_settle(DraftLength(LONGEST, times(1.0, 0.001), {"ngram": DraftTimes(times(0.1, 0.001))}), {False: 0.5, True: 0.75})
+    (shape, count), *_ = chosen.most_common()
+    assert shape.budget == LONGEST > shape.length > 1
+    assert count > 150
+
+
+def test_a_tree_falls_back_to_a_chain_where_wide_passes_cost() -> None:
+    """Or where its other branches bring nothing; and loses next to nothing by trying."""
+    for each, rates in [(0.5, {False: 0.7, True: 0.8}), (0.15, {False: 0.7, True: 0.7})]:
+        chosen = trees_settle(DraftLength(LONGEST, times(1.0, each), {}), rates, rounds=800)
+        assert sum(count for shape, count in chosen.items() if shape.budget == shape.length) >= 195
+
+
+def test_who_allows_no_tree_has_its_chain_beside_one() -> None:
+    chooser = DraftLength(LONGEST, times(1.0, 0.001), {"ngram": DraftTimes(times(0.1, 0.001))})
+    trees_settle(chooser, {False: 0.5, True: 0.75})
+    running = [sequence(0, tree_budget=LONGEST), sequence(1), sequence(2, tree_budget=4)]
+    one, other, small = chooser.choose(running).values()
+    assert one.budget > one.length == other.length == other.budget == small.length
+    assert small.budget == max(4, small.length)
+    assert chooser.choose(running[1:2])[1] == other, "those who allowed the tree have left"
+
+
 @given(st.lists(st.tuples(st.integers(0, LONGEST), st.booleans()), max_size=60))
 def test_rates_stay_between_0_and_1(rounds: list[tuple[int, bool]]) -> None:
     record = MethodRecord(LONGEST)
     for accepted, failed in rounds:
         record.observe(LONGEST, accepted, failed and accepted < LONGEST)
-    assert all(0 <= record.rate(position) <= 1 for position in range(LONGEST))
+    assert all(0 <= rate <= 1 for rate in record.rates)
     assert 0 <= record.coverage <= 1
 
 

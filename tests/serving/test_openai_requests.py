@@ -65,6 +65,7 @@ def test_every_field_arrives(read: Any) -> None:
         "ignore_eos": True,
         "speculation": "ngram",
         "draft_len": 3,
+        "tree_budget": 6,
         "share_history": False,
         "tenant": "me",
     }

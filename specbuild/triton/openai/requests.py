@@ -36,6 +36,7 @@ class Extension(Body):
     ignore_eos: bool | None = None
     speculation: str | None = None
     draft_len: int | None = None
+    tree_budget: int | None = None
     share_history: bool | None = None
     tenant: str | None = None
     priority: int = 0
