@@ -23,10 +23,9 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 TREE_LIMIT = 2e-4
-"""What a logit of a token behind rejected siblings may be off by, at most, where trees are drafted. It lies between what the rounding of
-float32 was seen to do to a model of 30 layers (8e-5) and what activations in int8 make of that (1 and more). Where all logits are off
-by δ, greedy decoding can choose another token only if the best two are less than 2δ apart, and sampling at temperature T does with a
-probability of at most δ/T: it changes a law by tanh(δ/2T) in total variation, coupled draws differ at most twice as often."""
+"""The most that a logit of a token behind rejected siblings may be off by where trees are drafted: between what float32's rounding did to
+30 layers (8e-5) and int8 activations make of that (1 and more). All logits off by δ, greedy decoding can choose another token only if the
+best two are less than 2δ apart; sampling's law changes by tanh(δ/2T) in total variation, coupled draws differ at most twice as often."""
 REBUILD = "build it anew with `specbuild engine build --force`"
 
 
