@@ -187,12 +187,13 @@ class Generator:
         """Chosen by what was measured when the bundle was built; None where nothing was."""
         if self.entry.probe is None:
             return None
-        costs = {engine.role: StepTimes(engine.probe.step_costs) for engine in self.bundle.manifest.engines if engine.probe is not None}
+        engines = {engine.role: (engine, engine.probe) for engine in self.bundle.manifest.engines if engine.probe is not None}
         largest = {method: roles[-1] for method in METHODS if (roles := self.bundle.manifest.recipe.speculation.roles(method))}
         # Smaller models of a cascade cost little beside the largest, and save some of its passes.
-        times = {
-            method: DraftTimes(costs[role], at_once=method == "medusa", shared=role == LOWER and self.entry.probe.step_invariant)
-            for method, role in largest.items()
-            if role in costs
-        }
+        times = {}
+        for method, role in largest.items():
+            if role in engines:
+                engine, probe = engines[role]
+                shared = role == LOWER and self.entry.probe.step_invariant
+                times[method] = DraftTimes(StepTimes(probe.step_costs), at_once=engine.predictions > 1, shared=shared)
         return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)
