@@ -43,6 +43,7 @@ class Subject:
     checkpoint: str
     layers: int
     heads: Mapping[HeadRole, str]
+    trained: tuple[HeadRole, ...] = ()
 
     def recipe(self, precision: Precision, method: str) -> Recipe:
         """A target of ``precision`` that drafts by ``method``, one of ``METHODS``. All but early exit, which cuts the target in two,
@@ -62,14 +63,13 @@ class Subject:
 
 @contextmanager
 def subject(checkpoint: str, trained: Path | None = None) -> Iterator[Subject]:
-    """``checkpoint`` with the heads that ``trained`` has in folders called mtp, eagle3 and medusa; the others are made, and gone afterwards."""
+    """``checkpoint`` with the heads that the folder ``trained`` has in mtp, eagle3 and medusa; the others are made, and gone afterwards."""
     target = prepare(Recipe.from_mapping({"name": "proof", "checkpoint": checkpoint}, origin=__name__))
     with tempfile.TemporaryDirectory() as made:
-        heads = {}
-        for role in get_args(HeadRole):
-            given = None if trained is None else trained / role
-            heads[role] = str(given if given is not None and given.is_dir() else _untrained(role, target, Path(made) / role))
-        yield Subject(checkpoint, target.models["target"].spec.num_layers, heads)
+        roles: tuple[HeadRole, ...] = get_args(HeadRole)
+        given = {role: str(trained / role) for role in roles if trained is not None and (trained / role).is_dir()}
+        heads = {role: given.get(role) or str(_untrained(role, target, Path(made) / role)) for role in roles}
+        yield Subject(checkpoint, target.models["target"].spec.num_layers, heads, tuple(given))
 
 
 def _untrained(role: HeadRole, target: Preparation, folder: Path) -> Path:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from tiny_checkpoint import save_tiny
 
+from specbuild.bench.every_method import METHODS
+from specbuild.runtime.acceptance import RULES
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 IDENTITY = runpy.run_path(str(SCRIPTS / "identity.py"))
 LAWS = runpy.run_path(str(SCRIPTS / "laws.py"))
@@ -20,14 +23,15 @@ FACTORS, Answer = IDENTITY["FACTORS"], IDENTITY["Answer"]
 
 def test_a_share_has_every_pair_of_levels() -> None:
     everything = IDENTITY["cells"]()
-    assert len(set(everything)) == 1296
+    assert len(set(everything)) == 8640
     for share, seed in ((0.0, 0), (0.1, 1), (0.1, 2)):
         chosen = IDENTITY["cells"](share, seed)
         assert chosen == IDENTITY["cells"](share, seed)
-        assert len(set(chosen)) == len(chosen) < 40 if share == 0 else len(set(chosen)) == 130
+        assert len(set(chosen)) == len(chosen) < 80 if share == 0 else len(set(chosen)) == 864
         for (i, one), (j, other) in itertools.combinations(enumerate(FACTORS.values()), 2):
             assert {(cell[i], cell[j]) for cell in chosen} == set(itertools.product(one, other))
     assert IDENTITY["cells"](0.1, 1) != IDENTITY["cells"](0.1, 2)
+    assert {method for method in METHODS if METHODS[method].get("method", method) == "cascade"} == {"cascade of 2", "cascade of 3"}
 
 
 def test_every_difference_counts() -> None:
@@ -46,6 +50,7 @@ def call(monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], *arguments: st
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every method, and each of them drafts what is right now and then."""
     checkpoint = save_tiny(tmp_path / "checkpoint", max_position_embeddings=2048)
     (checkpoint / "chat_template.jinja").write_text("{{ messages[0].content }}")
     prompts, results, page = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl", tmp_path / "page.md"
@@ -57,13 +62,16 @@ def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.M
     ran = sum("cell" in json.loads(line) for line in lines)
     assert ran == len(IDENTITY["cells"](0))
     assert capsys.readouterr().err.count(": 0 of 4 differ") == ran
+    found = [json.loads(line) for line in lines if '"cell"' in line]
+    accepted = {method: sum(line["accepted"] for line in found if line["cell"]["method"] == method) for method in METHODS}
+    assert min(accepted.values()) > 0, accepted
     # The last two cells are missing, one of them cut off in the middle: they alone run again.
     results.write_text("".join(lines[:-2]) + lines[-2][:20])
     missing = sum("cell" in json.loads(line) for line in lines[-2:])
     assert call(monkeypatch, IDENTITY, *arguments) == 0
     assert capsys.readouterr().err.count(" differ") == missing
     assert call(monkeypatch, IDENTITY, "--results", str(results), "--render", str(page)) == 0
-    assert f"| cells run | {ran} of 1296 |" in page.read_text()
+    assert f"| cells run | {ran} of 8640 |" in page.read_text()
     assert "| differing tokens | 0 |" in page.read_text()
     wrong = json.loads(next(line for line in lines if '"cell"' in line)) | {"differing_rows": 1}
     results.write_text(json.dumps(wrong) + "\n")
@@ -72,9 +80,24 @@ def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_laws_run_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, page = save_tiny(tmp_path / "checkpoint"), tmp_path / "laws.md"
-    code = call(monkeypatch, LAWS, "--checkpoint", str(checkpoint), "--draws", "200", "--threads", "1", "--render", str(page))
-    assert code == 0
-    rows = [line for line in page.read_text().splitlines() if line.startswith("| temperature")]
-    assert [row.split(" | ")[1] for row in rows] == ["off", "coupled", "block", "token", "traversal", "recursive", "target_only"] * 2
+    results = tmp_path / "laws.jsonl"
+    arguments = ["--checkpoint", str(checkpoint), "--draws", "200", "--threads", "1", "--results", str(results), "--render", str(page)]
+    assert call(monkeypatch, LAWS, *arguments) == 0
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| temperature")]
+    assert [(row[1], row[2]) for row in rows[:7]] == [("off", "off"), *(("draft_model", rule) for rule in RULES)]
+    assert {(row[1], row[2]) for row in rows[14:]} == set(itertools.product(METHODS.keys() - {"draft_model"}, ("coupled", "block")))
+    assert all(float(row[7]) > 1 for row in rows if row[1] != "off"), "every method drafts what is right now and then"
+
+    # The last result is missing, and the one before it was cut off: they alone are tested again.
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:-2]) + lines[-2][:30])
+    capsys.readouterr()
+    assert call(monkeypatch, LAWS, *arguments) == 0
+    assert capsys.readouterr().err.count("p = ") == 2
+    assert results.read_text().splitlines(keepends=True) == lines
+    wrong = json.loads(lines[0]) | {"p_value": 1e-4}
+    results.write_text("".join([json.dumps(wrong) + "\n", *lines[1:]]))
+    assert call(monkeypatch, LAWS, *arguments) == 4
+    assert "1 of 32 p-values are below 0.01, the smallest is 0.0001" in page.read_text()
