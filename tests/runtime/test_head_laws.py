@@ -1,4 +1,4 @@
-"""Draft heads on a real tiny target: texts follow the law of the target's own logits; a head that states another law than its own is found out."""
+"""Draft heads on a real tiny target: texts follow the law of its own logits, and a head that says another law than its own is found out."""
 
 from __future__ import annotations
 
