@@ -4,7 +4,7 @@
     python scripts/identity.py --prompts spec_bench.jsonl                 # all of it: hours
     python scripts/identity.py --render docs/identity.md                  # what the results so far show
 
-A cell is one task's prompts under one setting (precision of the target, method, draft length, batch, sampling). Each prompt
+A cell is one task's prompts under one setting (precision of the target, method, draft, batch, sampling). Each prompt
 of it is compared with the same prompt decoded plainly, alone, with the same seed: the tokens, and a hash of every logit row
 that a token was chosen from. Results go to a file, a line a cell; a second run goes on where the first one stopped. Heads that
 --heads does not have are untrained; under `few` even theirs are often right.
@@ -38,10 +38,11 @@ from specbuild.runtime.generator import Completion, Generator
 from specbuild.runtime.logprobs import Logprobs
 from specbuild.runtime.sampling import SamplingParams
 
+DRAFTS: Mapping[str, Mapping[str, int]] = {f"chain of {length}": {"draft_len": length} for length in (1, 2, 4, MAX_DRAFT_LEN)}
 FACTORS: Mapping[str, Sequence[Any]] = {
     "precision": ("float32", "int8", "int4"),
     "method": tuple(METHODS),
-    "draft_len": (1, 2, 4, MAX_DRAFT_LEN),
+    "draft": tuple(DRAFTS),
     "batch": (1, 4, LIMITS["max_batch_size"]),
     "sampling": ("greedy", "shaped", "plain", "few"),
     "task": ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag"),
@@ -65,7 +66,7 @@ class Cell(NamedTuple):
 
     precision: str
     method: str
-    draft_len: int
+    draft: str
     batch: int
     sampling: str
     task: str
@@ -169,7 +170,7 @@ class Run:
             plain = answers(generator, prompts, self._max_tokens, cell.sampling, speculation="off")
             self._plain[key] = [Answer.of(completion) for completion in plain]
             self._write({"plain": key, "answers": [asdict(answer) for answer in self._plain[key]]})
-        completions = answers(generator, prompts, self._max_tokens, cell.sampling, draft_len=cell.draft_len)
+        completions = answers(generator, prompts, self._max_tokens, cell.sampling, **DRAFTS[cell.draft])
         found: dict[str, Any] = compare(self._plain[key], [Answer.of(completion) for completion in completions])
         found["rounds"] = sum(completion.stats.num_spec_steps for completion in completions)
         found["accepted"] = sum(completion.stats.num_accepted_tokens for completion in completions)
