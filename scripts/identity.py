@@ -101,7 +101,8 @@ def cells(share: float = 1.0, seed: int = 0) -> list[Cell]:
     missing = set().union(*pairs.values())
     chosen: dict[Cell, None] = {}
     while missing:
-        best = max(everything, key=lambda cell: len(pairs[cell] & missing))
+        wanted = min(missing)
+        best = max((cell for cell in everything if wanted in pairs[cell]), key=lambda cell: len(pairs[cell] & missing))
         chosen[best] = None
         missing -= pairs[best]
     rest = (cell for cell in everything if cell not in chosen)

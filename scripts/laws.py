@@ -88,15 +88,15 @@ class Result:
 
 
 def cases() -> list[Case]:
-    """Every rule on a draft model, of trees those that judge them; every other method under the first sampling."""
+    """Every rule on a draft model, of trees those that judge them; under the first sampling every other method too."""
     found: list[Case] = []
     for sampling in SAMPLING:
+        rules = [(name, shape) for shape in SHAPES for name, rule in RULES.items() if shape == "chain" or rule.trees]
+        others = [method for method in METHODS if method != "draft_model"] if not found else []
         found.append(Case(sampling, "off", "off", "–"))
-        found += [
-            Case(sampling, "draft_model", name, shape) for shape in SHAPES for name, rule in RULES.items() if shape == "chain" or rule.trees
-        ]
-    others = [method for method in METHODS if method != "draft_model"]
-    return found + [Case(next(iter(SAMPLING)), method, rule, "chain") for method in others for rule in BESIDE]
+        found += [Case(sampling, "draft_model", name, shape) for name, shape in rules]
+        found += [Case(sampling, method, rule, "chain") for method in others for rule in BESIDE]
+    return found
 
 
 def common_texts(law_after: Callable[[Text], Law], draws: int) -> Tree:
