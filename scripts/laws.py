@@ -29,6 +29,7 @@ from scipy import stats
 
 from specbuild.bench.every_method import METHODS, Subject, subject
 from specbuild.bundle import Bundle
+from specbuild.recipe import Precision
 from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.context import Context
 from specbuild.runtime.engines import load
@@ -45,6 +46,8 @@ SHAPES: Mapping[str, Mapping[str, int]] = {"chain": {"draft_len": 2}}
 REMEMBER = 512
 """Tokens of texts that are kept: the prompt is read but a few times."""
 LEVEL = 0.01
+TARGETS: Mapping[str, Precision] = {"cascade of 3": "float32"}
+"""Method → precision of the target, where it is not int8: as its own draft model a target would accept whatever it says."""
 RARE = 5.0
 """Expected count below which a text has no cell of its own."""
 SAMPLING: Mapping[str, Mapping[str, float]] = {
@@ -180,23 +183,23 @@ def sample(
 
 def check(proof: Subject, draws: int, done: Sequence[Result] = (), threads: int | None = None) -> Iterator[Result]:
     """A test of each case that is not done; no seed is used twice."""
-    built = {method: proof.bundle("int8", method) for method in METHODS}
-    bundles = built | {"off": built["draft_model"]}
+    bundles = {method: proof.bundle(TARGETS.get(method, "int8"), method) for method in METHODS}
+    bundles["off"] = bundles["draft_model"]
     prompt = Generator(bundles["off"], threads=threads).encode(PROMPT)
-    laws = Laws(bundles["off"], prompt, threads)
-    trees: dict[str, Tree] = {}
+    trees: dict[tuple[str, str], Tree] = {}
     known = {(result.case, result.draws) for result in done}
     for number, case in enumerate(cases()):
         if (case, draws) in known:
             continue
-        shape = SAMPLING[case.sampling]
-        if case.sampling not in trees:
-            trees[case.sampling] = common_texts(laws.after(params_of(shape, "off")), draws)
-        bundle, rule = bundles[case.method], "coupled" if case.rule == "off" else case.rule
+        shape, bundle = SAMPLING[case.sampling], bundles[case.method]
+        key = case.sampling, bundle.path.name
+        if key not in trees:
+            trees[key] = common_texts(Laws(bundle, prompt, threads).after(params_of(shape, "off")), draws)
+        rule = "coupled" if case.rule == "off" else case.rule
         generator = Generator(bundle, verification=rule, threads=threads, remember=REMEMBER)
         method = "off" if case.rule == "off" else bundle.manifest.recipe.speculation.method
         texts, tau = sample(generator, prompt, shape, method, range(number * draws, (number + 1) * draws), case.shape)
-        yield Result(case, draws, *g_test(texts, trees[case.sampling]), tau)
+        yield Result(case, draws, *g_test(texts, trees[key]), tau)
 
 
 def read(results: Path) -> list[Result]:
@@ -223,9 +226,9 @@ def document(results: Sequence[Result], machine: str) -> str:
 
 HEAD = """# Laws: speculative sampling against plain sampling
 
-Written by `scripts/laws.py`; its docstring says how it is done. SmolLM2-135M-Instruct, int8 target; its int4 build is the draft model, its
-int4 and int8 builds the models of cascades (of 2: n-gram → int4 → target; of 3: n-gram → int4 → int8 → target); hybrid is suffix,
-else eagle3; early exit leaves two layers out. A chain has 2 draft tokens a round. Texts of {length} tokens after "{prompt}", each
+Written by `scripts/laws.py`; its docstring says how it is done. SmolLM2-135M-Instruct, int8 target; its int4 build is the draft model and
+that of a cascade of 2 (n-gram → int4 → target); a cascade of 3 is n-gram → int4 → int8 → float32 target; hybrid is suffix, else eagle3;
+early exit leaves two layers out. A chain has 2 draft tokens a round. Texts of {length} tokens after "{prompt}", each
 with a seed of its own, are counted and compared with their exact probabilities under the target. `off` is plain sampling itself. A
 rule that is right gives a p-value below 0.01 in one test of a hundred: {found}; one below
 {limit:.5f} would count as wrong. Run with {machine}.
