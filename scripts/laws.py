@@ -215,12 +215,16 @@ def rejected(results: Sequence[Result]) -> list[Result]:
 
 
 def document(results: Sequence[Result], machine: str) -> str:
-    """docs/laws.md."""
+    """docs/laws.md: the cases in their order, as far as they are tested."""
+    order = cases()
+    results = sorted(results, key=lambda one: order.index(one.case))
+    missing = len(order) - len({one.case for one in results})
     rows = "".join(
         f"| {' | '.join(one.case)} | {one.draws:,} | {one.cells} | {one.p_value:.3f} | {one.tokens_a_pass:.2f} |\n" for one in results
     )
     below = sum(result.p_value < LEVEL for result in results)
-    found = f"{below} of {len(results)} p-values are below 0.01, the smallest is {min(result.p_value for result in results):.4f}"
+    found = f"{below} of the {len(results)} p-values are below 0.01, the smallest is {min(result.p_value for result in results):.4f}"
+    found += f" ({missing} of {len(order)} tests are still to be run)" if missing else ""
     return HEAD.format(machine=machine, length=LENGTH, prompt=PROMPT, found=found, limit=LEVEL / len(results)) + rows
 
 

