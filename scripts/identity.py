@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from specbuild.bench.every_method import LIMITS, MAX_DRAFT_LEN, METHODS, Subject, subject
 from specbuild.prompts import read_prompts
+from specbuild.recipe import Precision
 from specbuild.runtime import request
 from specbuild.runtime.generator import Completion, Generator
 from specbuild.runtime.logprobs import Logprobs
@@ -64,7 +65,7 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
 class Cell(NamedTuple):
     """A level of each of the ``FACTORS``."""
 
-    precision: str
+    precision: Precision
     method: str
     draft: str
     batch: int
