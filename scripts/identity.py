@@ -218,14 +218,11 @@ def document(results: Sequence[Mapping[str, Any]], machine: str) -> str:
         for factor, levels in FACTORS.items()
     ]
     everything = "".join(f"| {name} | {value} |\n" for name, value in zip(COLUMNS, _figures(lines, total), strict=True))
-    return HEAD.format(machine=machine, total=total, **asked(lines)) + "\n".join([f"| in all | |\n|---|---|\n{everything}", *tables])
-
-
-def asked(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What the cells were asked with, in words."""
-    prompts = sorted({line["prompts"] for line in lines})
-    trained = sorted({role for line in lines for role in line["trained"]})
-    return {"prompts": " or ".join(map(str, prompts)) or "no", "trained": ", ".join(trained) or "none"}
+    prompts = max((line["prompts"] for line in lines), default=0)
+    trained = ", ".join(sorted({role for line in lines for role in line["trained"]})) or "none"
+    return HEAD.format(machine=machine, total=total, prompts=prompts, trained=trained) + "\n".join(
+        [f"| in all | |\n|---|---|\n{everything}", *tables]
+    )
 
 
 COLUMNS = ("cells run", "tokens compared", "differing tokens", "differing logit rows", "drafted tokens accepted", "tokens a pass")
