@@ -58,7 +58,7 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
         "frequency_penalty": 0.2,
     },
     "plain": {"temperature": 1.0},
-    "few": {"temperature": 1.0, "logit_bias": dict.fromkeys((31, 37, 41, 43), 100.0)},
+    "few": {"temperature": 4.0, "logit_bias": dict.fromkeys((31, 37, 41, 43), 100.0)},
 }
 
 
@@ -253,7 +253,7 @@ of a cascade of 3 (n-gram → int4 → int8 → target; of 2: n-gram → int4 �
 layers out. Trained heads: {trained}; an untrained one is the target's last layer, silenced.
 
 `greedy` is temperature 0, `plain` temperature 1, `shaped` temperature 0.8 with top-p 0.95, a repetition penalty of 1.1 and presence and
-frequency penalties of 0.2, `few` temperature 1 with all but four tokens ruled out: whoever drafts is often right, even a head
+frequency penalties of 0.2, `few` temperature 4 with all but four tokens ruled out: whoever drafts is often right, even a head
 that knows nothing, and the logits compared are those of all tokens. `tokens a pass` is τ of the speculative side. Run with {machine}.
 
 """

@@ -22,14 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import onnxruntime
 from scipy import stats
 
 from specbuild.bench.every_method import METHODS, Subject, subject
 from specbuild.bundle import Bundle
-from specbuild.recipe import Precision
+from specbuild.recipe import HeadRole, Precision
 from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.context import Context
 from specbuild.runtime.engines import load
@@ -50,7 +50,7 @@ TARGETS: Mapping[str, Precision] = {"cascade of 3": "float32"}
 """Method → precision of the target, where it is not int8: as its own draft model a target would accept whatever it says."""
 RARE = 5.0
 """Expected count below which a text has no cell of its own."""
-SAMPLING: Mapping[str, Mapping[str, float]] = {
+SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 0.8, top-k 8, penalties": {
         "temperature": 0.8,
@@ -60,6 +60,10 @@ SAMPLING: Mapping[str, Mapping[str, float]] = {
         "frequency_penalty": 0.5,
     },
 }
+FEW: Mapping[str, Mapping[str, Any]] = {
+    "temperature 4, four tokens": {"temperature": 4.0, "logit_bias": dict.fromkeys((31, 37, 41, 43), 100.0)}
+}
+"""All others ruled out: even a head that nobody trained is often right."""
 PROMPT = "The sea is blue, the sea is wide, and the sea is"
 """What comes next has been there before, so that retrieval drafts too."""
 BESIDE = ("coupled", "block")
@@ -91,7 +95,7 @@ class Result:
 
 
 def cases() -> list[Case]:
-    """Every rule on a draft model, of trees those that judge them; under the first sampling every other method too."""
+    """Every rule on a draft model, of trees those that judge them; every other method under the first sampling, heads under ``FEW`` too."""
     found: list[Case] = []
     for sampling in SAMPLING:
         rules = [(name, shape) for shape in SHAPES for name, rule in RULES.items() if shape == "chain" or rule.trees]
@@ -99,7 +103,7 @@ def cases() -> list[Case]:
         found.append(Case(sampling, "off", "off", "–"))
         found += [Case(sampling, "draft_model", name, shape) for name, shape in rules]
         found += [Case(sampling, method, rule, "chain") for method in others for rule in BESIDE]
-    return found
+    return found + [Case(sampling, head, rule, "chain") for sampling in FEW for head in get_args(HeadRole) for rule in BESIDE]
 
 
 def common_texts(law_after: Callable[[Text], Law], draws: int) -> Tree:
@@ -167,13 +171,13 @@ class Laws:
         return law_after
 
 
-def params_of(sampling: Mapping[str, float], method: str, seed: int = 0, shape: str = "chain") -> SamplingParams:
+def params_of(sampling: Mapping[str, Any], method: str, seed: int = 0, shape: str = "chain") -> SamplingParams:
     options: dict[str, Any] = dict(sampling) if method == "off" else {**sampling, **SHAPES[shape]}
     return SamplingParams(**options, max_tokens=LENGTH, ignore_eos=True, seed=seed, speculation=method)
 
 
 def sample(
-    generator: Generator, prompt: Sequence[int], sampling: Mapping[str, float], method: str, seeds: range, shape: str = "chain"
+    generator: Generator, prompt: Sequence[int], sampling: Mapping[str, Any], method: str, seeds: range, shape: str = "chain"
 ) -> tuple[list[Text], float]:
     """A text a seed, and tokens a pass."""
     completions = generator.generate([prompt] * len(seeds), [params_of(sampling, method, seed, shape) for seed in seeds])
@@ -191,7 +195,7 @@ def check(proof: Subject, draws: int, done: Sequence[Result] = (), threads: int 
     for number, case in enumerate(cases()):
         if (case, draws) in known:
             continue
-        shape, bundle = SAMPLING[case.sampling], bundles[case.method]
+        shape, bundle = {**SAMPLING, **FEW}[case.sampling], bundles[case.method]
         key = case.sampling, bundle.path.name
         if key not in trees:
             trees[key] = common_texts(Laws(bundle, prompt, threads).after(params_of(shape, "off")), draws)

@@ -90,8 +90,8 @@ def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert call(monkeypatch, LAWS, *arguments) == 0
     rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| temperature")]
     assert [(row[1], row[2]) for row in rows[:7]] == [("off", "off"), *(("draft_model", rule) for rule in RULES)]
-    assert {(row[1], row[2]) for row in rows[7:-7]} == set(itertools.product(METHODS.keys() - {"draft_model"}, ("coupled", "block")))
-    assert all((float(row[7]) > 1) == (row[1] != "off") for row in rows if row[1] in ("off", "draft_model"))
+    assert {(row[1], row[2]) for row in rows[7:-13]} == set(itertools.product(METHODS.keys() - {"draft_model"}, ("coupled", "block")))
+    assert all((float(row[7]) > 1) == (row[1] != "off") for row in [*rows[:7], *rows[-13:]])
 
     # The last result is missing, and the one before it was cut off: they alone are tested again.
     lines = results.read_text().splitlines(keepends=True)
@@ -103,4 +103,4 @@ def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     wrong = json.loads(lines[0]) | {"p_value": 1e-4}
     results.write_text("".join([json.dumps(wrong) + "\n", *lines[1:]]))
     assert call(monkeypatch, LAWS, *arguments) == 4
-    assert "of the 32 p-values are below 0.01, the smallest is 0.0001" in page.read_text()
+    assert "of the 38 p-values are below 0.01, the smallest is 0.0001" in page.read_text()
