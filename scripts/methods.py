@@ -1,11 +1,13 @@
 """What does each method give, on each task? Every method that a bundle has, against plain decoding.
 
     python scripts/methods.py --prompts spec_bench.jsonl          # the int8 and the int4 target, temperature 0 and 1: hours
+    python scripts/methods.py --prompts spec_bench.jsonl -c smollm2-135m-cascade -c smollm2-135m    # three models beside two and two
     python scripts/methods.py --render docs/methods.md            # what the results so far show, and what is missing
 
 A cell is one task's prompts under one recipe and temperature. In it all methods and plain decoding take turns prompt by prompt, as in
-`specbuild bench`, so that whatever drifts on the machine meets all of them alike. Results go to a file, a line a cell; a second run
-goes on where the first one stopped, and measures anew what was measured with another bundle, machine or setting.
+`specbuild bench`, so that whatever drifts on the machine meets all of them alike; recipes take turns cell by cell. A draft model that
+only a cascade knows is measured alone too. Results go to a file, a line a cell; a second run goes on where the first one stopped, and
+measures anew what was measured with another bundle, machine or setting.
 Exit code: 0 every output is that of plain decoding, 4 some differ.
 """
 
@@ -13,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,13 +28,16 @@ from typing import Any, NamedTuple
 from specbuild import config
 from specbuild.bench.machine import machine
 from specbuild.bench.measure import OFF, Run, Variant
+from specbuild.bench.ranking import against, drafting
 from specbuild.bench.report import ALL, Row, plain_outputs, report, verdict
 from specbuild.bundle import Bundle
 from specbuild.cli.bench import first_of_each_task, measured, variants_of
 from specbuild.cli.sources import built
 from specbuild.prompts import PromptItem, read_prompts
+from specbuild.recipe import SpeculationSection, draft_role
 from specbuild.runtime.generator import Completion
 from specbuild.runtime.proposers import available
+from specbuild.runtime.proposers.base import Proposer
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.stats import RequestStats
 
@@ -57,15 +64,23 @@ def run(items: Sequence[PromptItem], bundles: Mapping[str, Bundle], temperatures
     # Written anew: a line that was cut off must not become the beginning of the next one.
     options.results.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     found = done(lines, settings)
-    todo = [cell for cell in cells if cell not in found]
+    turns = itertools.product(temperatures, tasks, bundles)
+    todo = [cell for temperature, task, recipe in turns if (cell := Cell(recipe, temperature, task)) not in found]
     for number, cell in enumerate(todo, 1):
         print(f"{number}/{len(todo)} {' '.join(map(str, cell))}", file=sys.stderr)
         own = settings[cell.recipe]
         params = SamplingParams(max_tokens=own["max_tokens"], temperature=cell.temperature, seed=SEED)
+        bundle, asked = bundles[cell.recipe], [item for item in items if _task(item) == cell.task]
         plan = variants_of(1, own["methods"], [own["draft_len"]], [1])
-        runs = measured(bundles[cell.recipe], [item for item in items if _task(item) == cell.task], plan, params, threads=options.threads)
+        alone = functools.partial(alone_in, bundle, options.threads)
+        runs = measured(bundle, asked, plan, params, threads=options.threads, proposers=alone)
         with options.results.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"cell": cell, "settings": own, "runs": [written(each) for each in runs]}) + "\n")
+
+
+def alone_in(bundle: Bundle, threads: int | None, rows: int) -> dict[str, Proposer]:
+    """Role → proposer of each draft model that has a name, which no method but a cascade runs."""
+    return {draft_role(name): drafting(bundle, name, rows, threads) for name in bundle.manifest.recipe.speculation.drafts}
 
 
 def _task(item: PromptItem) -> str:
@@ -80,7 +95,7 @@ def settings_of(bundle: Bundle, prompts: Sequence[PromptItem], options: argparse
         "bundle": bundle.path.name,
         "precision": recipe.target.precision,
         "speculation": recipe.speculation.model_dump(mode="json"),
-        "methods": available(bundle),
+        "methods": [*available(bundle), *map(draft_role, recipe.speculation.drafts)],
         "draft_len": options.draft_len or recipe.speculation.draft_len,
         "prompts": hashlib.sha256(content.encode()).hexdigest()[:12],
         "per_task": options.per_task,
@@ -154,7 +169,9 @@ def document(lines: Sequence[Line]) -> str:
         there = [task for task in tasks if Cell(recipe, temperature, task) in found]
         missing = [task for task in tasks if task not in there]
         title = f"## {settings[recipe]['precision']} target (`{recipe}`), temperature {temperature:g}\n"
-        title += f"\nDraft tokens a round: {settings[recipe]['draft_len']}.\n"
+        models = SpeculationSection.model_validate(settings[recipe]["speculation"]).models
+        named = f" Draft models: {', '.join(f'{role} ({model.precision})' for role, model in models.items())}." if models else ""
+        title += f"\nDraft tokens a round: {settings[recipe]['draft_len']}.{named}\n"
         title += f"\n**Missing: {', '.join(missing)}.**\n" if missing else ""
         runs = joined([found[Cell(recipe, temperature, task)] for task in there])
         sections.append(title + (section(runs, settings[recipe]) if runs else ""))
@@ -188,7 +205,20 @@ def section(runs: Sequence[Run], settings: Line) -> str:
     columns = ["all tasks", "τ", "accepted by position", "tokens/s", "ratio to plain", "differing tokens"]
     tables = [matrix("τ", _tau), matrix("Accepted by position", _accepted)]
     tables += [matrix("Tokens/s", lambda row: f"{row.tokens_per_second:.1f}"), matrix("Ratio to plain", _ratio)]
-    return f"\n{table(columns, body)}\nOver all tasks, {verdict(rows)}.\n" + "".join(tables)
+    return f"\n{table(columns, body)}\nOver all tasks, {verdict(rows)}.{cascade_pays(runs, whole)}\n" + "".join(tables)
+
+
+def cascade_pays(runs: Sequence[Run], rows: Sequence[Row]) -> str:
+    """The cascade beside the fastest of its models alone; nothing where one of the two is missing."""
+    cascade = next((row for row in rows if row.variant.method == "cascade"), None)
+    pairs = [row for row in rows if row.variant.method == "draft_model" or row.variant.method.startswith("draft.")]
+    if cascade is None or not pairs:
+        return ""
+    best = max(pairs, key=operator.attrgetter("tokens_per_second"))
+    low, high = against(runs, cascade.variant, best.variant)
+    ratio = cascade.tokens_per_second / best.tokens_per_second
+    said = "pays" if low > 1 else "does not surely pay" if high > 1 else "does not pay"
+    return f" The cascade {said} beside {best.variant.method} alone: {ratio:.2f} ({low:.2f}–{high:.2f}) times its tokens/s."
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

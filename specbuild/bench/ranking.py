@@ -76,12 +76,13 @@ def together(recipe: Recipe, candidates: Sequence[Candidate]) -> Recipe:
 
 def proposers(bundle: Bundle, candidates: Sequence[Candidate], rows: int, threads: int | None) -> dict[str, Proposer]:
     """The text of each candidate → what drafts with it, in the bundle of ``together``."""
+    return {str(candidate): drafting(bundle, name, rows, threads) for name, candidate in _names(candidates).items()}
 
-    def model(name: str) -> CachedModel:
-        engine = load(bundle.path, bundle.engine(draft_role(name)), threads=threads)
-        return CachedModel(engine, rows, padded=False)  # the output does not depend on the bits of a draft
 
-    return {str(candidate): DraftModelProposer(model(name)) for name, candidate in _names(candidates).items()}
+def drafting(bundle: Bundle, name: str, rows: int, threads: int | None) -> Proposer:
+    """What drafts with the model that the recipe of ``bundle`` calls ``name``, and with no other."""
+    engine = load(bundle.path, bundle.engine(draft_role(name)), threads=threads)
+    return DraftModelProposer(CachedModel(engine, rows, padded=False))  # the output does not depend on the bits of a draft
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
@@ -102,7 +103,7 @@ def choose(rows: Sequence[Row], runs: Sequence[Run], candidates: Sequence[Candid
         instead = f"{lookup.variant}, which needs no model, does: {_gain(lookup)}" if lookup else "nor does prompt lookup"
         return Choice(None, f"take none: no candidate surely beats plain decoding; {instead}")
     if lookup is not None:
-        low, high = _against(runs, best.variant, lookup.variant)
+        low, high = against(runs, best.variant, lookup.variant)
         if low <= 1:
             gain = f"{lookup.variant}, which needs no model: {low:.2f} to {high:.2f} times its tokens/s"
             return Choice(None, f"take none: the best candidate, {best.variant}, does not surely beat {gain}")
@@ -115,7 +116,7 @@ def _gain(row: Row) -> str:
     return f"{row.speedup:.2f} times the tokens/s of plain decoding ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
 
 
-def _against(runs: Sequence[Run], one: Variant, other: Variant) -> tuple[float, float]:
+def against(runs: Sequence[Run], one: Variant, other: Variant) -> tuple[float, float]:
     """Spread of the ratio of two variants' tokens/s."""
     ours, theirs = ({run.group: run for run in runs if run.variant == variant} for variant in (one, other))
     pairs = [(ours[group], theirs[group]) for group in ours]

@@ -122,6 +122,25 @@ def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, fun
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.needs_laws])
+def test_a_draft_that_says_another_law_than_its_own_is_noticed(name: str) -> None:
+    """The planted fault: tokens drawn from one model, with the laws of another."""
+    rule, errors = RULES[name], []
+    for seed in range(5):
+        target, proposer, other = random_model(2 * seed), random_model(2 * seed + 1), random_model(1000 + seed)
+
+        def run(randomness: Randomness, target: Model = target, proposer: Model = proposer, other: Model = other) -> tuple[int, ...]:
+            tokens: tuple[int, ...] = ()
+            for depth in range(2):
+                tokens += (rule.choose(proposer(tokens), randomness, depth),)
+            draft = Draft.chain(tokens, [other(()), other(tokens[:1])])
+            return rule.judge(laws_along(target, draft), draft, randomness).tokens
+
+        errors.append(error(enumerate_all(run), target, 3))
+    assert min(errors) > Fraction(1, 1000)
+    assert max(errors) > Fraction(1, 50)
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.needs_laws])
 def test_laws_left_out_cost_tokens_and_not_the_law(name: str) -> None:
     """A drawn token judged as if nothing was drawn (q = 1) is kept less often: what ``needs_laws`` is for."""
     rule = RULES[name]

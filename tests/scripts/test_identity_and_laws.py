@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from tiny_checkpoint import save_tiny
+
+from specbuild.bench.every_method import METHODS
+from specbuild.runtime.acceptance import RULES
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 IDENTITY = runpy.run_path(str(SCRIPTS / "identity.py"))
@@ -20,14 +24,14 @@ FACTORS, Answer = IDENTITY["FACTORS"], IDENTITY["Answer"]
 
 def test_a_share_has_every_pair_of_levels() -> None:
     everything = IDENTITY["cells"]()
-    assert len(set(everything)) == 1296
+    assert len(set(everything)) == 8640
     for share, seed in ((0.0, 0), (0.1, 1), (0.1, 2)):
         chosen = IDENTITY["cells"](share, seed)
-        assert chosen == IDENTITY["cells"](share, seed)
-        assert len(set(chosen)) == len(chosen) < 40 if share == 0 else len(set(chosen)) == 130
+        assert len(set(chosen)) == len(chosen) < 80 if share == 0 else len(set(chosen)) == 864
         for (i, one), (j, other) in itertools.combinations(enumerate(FACTORS.values()), 2):
             assert {(cell[i], cell[j]) for cell in chosen} == set(itertools.product(one, other))
-    assert IDENTITY["cells"](0.1, 1) != IDENTITY["cells"](0.1, 2)
+    assert IDENTITY["cells"](0.1, 2) == chosen != IDENTITY["cells"](0.1, 1)
+    assert {method for method in METHODS if METHODS[method].get("method", method) == "cascade"} == {"cascade of 2", "cascade of 3"}
 
 
 def test_every_difference_counts() -> None:
@@ -46,24 +50,28 @@ def call(monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], *arguments: st
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every method, and each of them drafts what is right now and then."""
     checkpoint = save_tiny(tmp_path / "checkpoint", max_position_embeddings=2048)
     (checkpoint / "chat_template.jinja").write_text("{{ messages[0].content }}")
     prompts, results, page = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl", tmp_path / "page.md"
     prompts.write_text("".join(json.dumps({"task": task, "turns": [f"about {task}", "more"]}) + "\n" for task in FACTORS["task"] * 2))
     arguments = ["--checkpoint", str(checkpoint), "--prompts", str(prompts), "--results", str(results), "--share", "0", "--per-task", "1"]
-    arguments += ["--max-tokens", "4", "--threads", "1"]
+    arguments += ["--max-tokens", "8", "--threads", "1"]
     assert call(monkeypatch, IDENTITY, *arguments) == 0
     lines = results.read_text().splitlines(keepends=True)
     ran = sum("cell" in json.loads(line) for line in lines)
     assert ran == len(IDENTITY["cells"](0))
-    assert capsys.readouterr().err.count(": 0 of 4 differ") == ran
+    assert capsys.readouterr().err.count(": 0 of 8 differ") == ran
+    found = [json.loads(line) for line in lines if '"cell"' in line]
+    accepted = {method: sum(line["accepted"] for line in found if line["cell"]["method"] == method) for method in METHODS}
+    assert min(accepted.values()) > 0, accepted
     # The last two cells are missing, one of them cut off in the middle: they alone run again.
     results.write_text("".join(lines[:-2]) + lines[-2][:20])
     missing = sum("cell" in json.loads(line) for line in lines[-2:])
     assert call(monkeypatch, IDENTITY, *arguments) == 0
     assert capsys.readouterr().err.count(" differ") == missing
     assert call(monkeypatch, IDENTITY, "--results", str(results), "--render", str(page)) == 0
-    assert f"| cells run | {ran} of 1296 |" in page.read_text()
+    assert f"| cells run | {ran} of 8640 |" in page.read_text()
     assert "| differing tokens | 0 |" in page.read_text()
     wrong = json.loads(next(line for line in lines if '"cell"' in line)) | {"differing_rows": 1}
     results.write_text(json.dumps(wrong) + "\n")
@@ -72,9 +80,27 @@ def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_laws_run_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint, page = save_tiny(tmp_path / "checkpoint"), tmp_path / "laws.md"
-    code = call(monkeypatch, LAWS, "--checkpoint", str(checkpoint), "--draws", "200", "--threads", "1", "--render", str(page))
-    assert code == 0
-    rows = [line for line in page.read_text().splitlines() if line.startswith("| temperature")]
-    assert [row.split(" | ")[1] for row in rows] == ["off", "coupled", "block", "token", "traversal", "recursive", "target_only"] * 2
+def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, page = save_tiny(tmp_path / "checkpoint", max_position_embeddings=2048), tmp_path / "laws.md"
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.norm.weight"] *= 2.5  # peaked laws: texts that come more than once
+    save_file(tensors, checkpoint / "model.safetensors")
+    results = tmp_path / "laws.jsonl"
+    arguments = ["--checkpoint", str(checkpoint), "--draws", "100", "--threads", "1", "--results", str(results), "--render", str(page)]
+    assert call(monkeypatch, LAWS, *arguments) == 0
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| temperature")]
+    assert [(row[1], row[2]) for row in rows[:7]] == [("off", "off"), *(("draft_model", rule) for rule in RULES)]
+    assert {(row[1], row[2]) for row in rows[7:-13]} == set(itertools.product(METHODS.keys() - {"draft_model"}, ("coupled", "block")))
+    assert all((float(row[7]) > 1) == (row[1] != "off") for row in [*rows[:7], *rows[-13:]])
+
+    # The last result is missing, and the one before it was cut off: they alone are tested again.
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:-2]) + lines[-2][:30])
+    capsys.readouterr()
+    assert call(monkeypatch, LAWS, *arguments) == 0
+    assert capsys.readouterr().err.count("p = ") == 2
+    assert results.read_text().splitlines(keepends=True) == lines
+    wrong = json.loads(lines[0]) | {"p_value": 1e-4}
+    results.write_text("".join([json.dumps(wrong) + "\n", *lines[1:]]))
+    assert call(monkeypatch, LAWS, *arguments) == 4
+    assert "of the 38 p-values are below 0.01, the smallest is 0.0001" in page.read_text()

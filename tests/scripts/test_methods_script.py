@@ -55,7 +55,7 @@ def test_it_goes_on_where_it_was_cut_off_and_says_what_is_missing(script: Script
     page = Path("page.md").read_text()
     assert "3 of 4 cells are measured" in page
     assert page.count("**Missing:") == 1
-    assert "## int8 target (`tiny`), temperature 1\n\nDraft tokens a round: 2.\n\n**Missing: y.**\n" in page
+    assert "## int8 target (`tiny`), temperature 1\n\nDraft tokens a round: 2. Draft models: draft (int8).\n\n**Missing: y.**\n" in page
 
     assert script(*MEASURE, "--render", "page.md") == 0
     assert re.findall(r"^\d/\d .*", capsys.readouterr().err, re.MULTILINE) == []
@@ -90,3 +90,25 @@ def test_a_differing_token_is_counted_and_ends_with_4(script: Script) -> None:
     summary = re.findall(r"^\| (\S+).* \| \d\S* \(\S+\) \| (\d+) \|$", Path("page.md").read_text(), re.MULTILINE)
     assert dict(summary)["suffix"] == "2"
     assert {count for name, count in summary if name != "suffix"} == {"0"}
+
+
+def test_a_cascade_stands_beside_each_of_its_models_and_recipes_take_turns(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = Path("tiny.yaml").read_text()
+    three = tiny.replace("name: tiny", "name: three").replace(
+        "int8}}", "int4}, drafts: {middle: {precision: int8}}, cascade: [draft, middle]}"
+    )
+    Path("three.yaml").write_text(three)
+    assert script(*MEASURE, "-c", "three.yaml", "--temperature", "1") == 0
+    turns = ["1/4 tiny 1.0 x", "2/4 three 1.0 x", "3/4 tiny 1.0 y", "4/4 three 1.0 y"]
+    assert re.findall(r"^\d/\d .*", capsys.readouterr().err, re.MULTILINE) == turns
+    assert script("--render", "page.md") == 0
+    one, other = Path("page.md").read_text().split("## int8 target (`three`)")
+    assert "draft.middle" not in one
+    assert "Draft models: draft (int4), draft.middle (int8)." in other
+    tau = {
+        found[0]: found[1]
+        for found in re.findall(r"^\| (\S+)[^|]* \| (\S+) \| [01.\d ]+ \| \S+ \| \S+ \(\S+\) \| 0 \|$", other, re.MULTILINE)
+    }
+    assert tau["draft.middle"] == tau["cascade"] == "2.67", "the target's own build is always right, whatever drafts for it"
+    assert float(tau["draft_model"]) < 2.67
+    assert re.search(r"The cascade (pays|does not surely pay|does not pay) beside \S+ alone: \d\.\d\d \(", other)
