@@ -41,13 +41,14 @@ from specbuild.runtime.transforms import Transforms
 
 LENGTH = 3
 """Tokens of a text."""
-SHAPES: Mapping[str, Mapping[str, int]] = {"chain": {"draft_len": 2}}
+SHAPES: Mapping[str, Mapping[str, int]] = {"chain": {"draft_len": 2}, "tree": {"draft_len": 2, "tree_budget": 5}}
 """What is drafted in a round."""
 REMEMBER = 512
 """Tokens of texts that are kept: the prompt is read but a few times."""
 LEVEL = 0.01
-TARGETS: Mapping[str, Precision] = {"cascade of 3": "float32"}
-"""Method → precision of the target, where it is not int8: as its own draft model a target would accept whatever it says."""
+TARGETS: Mapping[str, Precision] = {"cascade of 3": "float32", "tree": "float32"}
+"""Method or shape → precision of the target, where it is not int8: as its own draft model a target would accept whatever it says, and
+trees are drafted where they change no logits."""
 RARE = 5.0
 """Expected count below which a text has no cell of its own."""
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
@@ -66,6 +67,8 @@ FEW: Mapping[str, Mapping[str, Any]] = {
 """All others ruled out: even a head that nobody trained is often right."""
 PROMPT = "The sea is blue, the sea is wide, and the sea is"
 """What comes next has been there before, so that retrieval drafts too."""
+MORE_TREES = ("eagle3", "merged")
+"""Methods beside the draft model whose trees are tested."""
 BESIDE = ("coupled", "block")
 """Rules that methods other than the draft model are tested under: the one without laws, and the one that asks most of them on chains."""
 
@@ -103,6 +106,7 @@ def cases() -> list[Case]:
         found.append(Case(sampling, "off", "off", "–"))
         found += [Case(sampling, "draft_model", name, shape) for name, shape in rules]
         found += [Case(sampling, method, rule, "chain") for method in others for rule in BESIDE]
+        found += [Case(sampling, method, "coupled", "tree") for method in others if method in MORE_TREES]
     return found + [Case(sampling, head, rule, "chain") for sampling in FEW for head in get_args(HeadRole) for rule in BESIDE]
 
 
@@ -187,15 +191,15 @@ def sample(
 
 def check(proof: Subject, draws: int, done: Sequence[Result] = (), threads: int | None = None) -> Iterator[Result]:
     """A test of each case that is not done; no seed is used twice."""
-    bundles = {method: proof.bundle(TARGETS.get(method, "int8"), method) for method in METHODS}
-    bundles["off"] = bundles["draft_model"]
-    prompt = Generator(bundles["off"], threads=threads).encode(PROMPT)
+    prompt = Generator(proof.bundle("int8", "draft_model"), threads=threads).encode(PROMPT)
     trees: dict[tuple[str, str], Tree] = {}
     known = {(result.case, result.draws) for result in done}
     for number, case in enumerate(cases()):
-        if (case, draws) in known:
+        unmeasured = case.shape == "tree" and not proof.probed  # no trees are drafted there
+        if (case, draws) in known or unmeasured:
             continue
-        shape, bundle = {**SAMPLING, **FEW}[case.sampling], bundles[case.method]
+        shape, drafted = {**SAMPLING, **FEW}[case.sampling], "draft_model" if case.method == "off" else case.method
+        bundle = proof.bundle(TARGETS.get(case.method, TARGETS.get(case.shape, "int8")), drafted)
         key = case.sampling, bundle.path.name
         if key not in trees:
             trees[key] = common_texts(Laws(bundle, prompt, threads).after(params_of(shape, "off")), draws)
@@ -236,8 +240,9 @@ HEAD = """# Laws: speculative sampling against plain sampling
 
 Written by `scripts/laws.py`; its docstring says how it is done. SmolLM2-135M-Instruct, int8 target; its int4 build is the draft model and
 that of a cascade of 2 (n-gram → int4 → target); a cascade of 3 is n-gram → int4 → int8 → float32 target; hybrid is suffix, else eagle3;
-early exit leaves two layers out. A chain has 2 draft tokens a round. Texts of {length} tokens after "{prompt}", each
-with a seed of its own, are counted and compared with their exact probabilities under the target. `off` is plain sampling itself. A
+early exit leaves two layers out; merged is n-gram, draft model and eagle3. A chain has 2 draft tokens a round; a tree, for the float32
+target, has 5 and is 2 deep. Texts of {length} tokens after "{prompt}", each with a seed of its own, are counted and compared with their
+exact probabilities under the target. `off` is plain sampling itself. A
 rule that is right gives a p-value below 0.01 in one test of a hundred: {found}; one below
 {limit:.5f} would count as wrong. Run with {machine}.
 

@@ -31,6 +31,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "cascade of 2": {"method": "cascade", "cascade": ("ngram", "draft")},
     "cascade of 3": {"method": "cascade", "cascade": ("ngram", "draft", "middle")},
     "hybrid": {"hybrid_retrieval": "suffix", "hybrid_model": "eagle3"},
+    "merged": {"merged": ("ngram", "draft", "eagle3")},
 }
 """Name → keys of ``speculation`` that differ from those of a method of that name. A cascade's number counts the models of a round."""
 DRAFTS: Mapping[str, Any] = {"draft": {"precision": "int4"}, "drafts": {"middle": {"precision": "int8"}}}

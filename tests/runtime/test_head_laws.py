@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from specbuild.recipe import Recipe
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.generator import Generator
 from specbuild.runtime.law import Law
-from specbuild.runtime.proposers.branch import Branch
+from specbuild.runtime.proposers.growth import Growth
 
 LAWS = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "laws.py"))
 HEADS = ("mtp", "eagle3", "medusa")
@@ -68,11 +69,11 @@ def test_a_head_that_says_another_law_than_its_own_is_found_out(
     bundle: Bundle, tree: Any, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """The planted fault: the laws that a draft carries are flatter than those that its tokens were drawn from."""
-    draft = Branch.draft
+    draft = Growth.draft
 
-    def wrong(branch: Branch) -> Draft:
-        branch._laws = [Law(law.tokens, law.scores / 3) for law in branch._laws]
-        return draft(branch)
+    def wrong(growth: Growth) -> Draft:
+        drafted = draft(growth)
+        return replace(drafted, laws=tuple(Law(law.tokens, law.scores / 3) for law in drafted.laws or ()))
 
-    monkeypatch.setattr(Branch, "draft", wrong)
+    monkeypatch.setattr(Growth, "draft", wrong)
     assert p_value(bundle, tree, method, "block") < 1e-4

@@ -24,10 +24,10 @@ FACTORS, Answer = IDENTITY["FACTORS"], IDENTITY["Answer"]
 
 def test_a_share_has_every_pair_of_levels() -> None:
     everything = IDENTITY["cells"]()
-    assert len(set(everything)) == 8640
+    assert len(set(everything)) == 9504
     for share, seed in ((0.0, 0), (0.1, 1), (0.1, 2)):
         chosen = IDENTITY["cells"](share, seed)
-        assert len(set(chosen)) == len(chosen) < 80 if share == 0 else len(set(chosen)) == 864
+        assert len(set(chosen)) == len(chosen) < 80 if share == 0 else len(set(chosen)) == 950
         for (i, one), (j, other) in itertools.combinations(enumerate(FACTORS.values()), 2):
             assert {(cell[i], cell[j]) for cell in chosen} == set(itertools.product(one, other))
     assert IDENTITY["cells"](0.1, 2) == chosen != IDENTITY["cells"](0.1, 1)
@@ -71,7 +71,7 @@ def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.M
     assert call(monkeypatch, IDENTITY, *arguments) == 0
     assert capsys.readouterr().err.count(" differ") == missing
     assert call(monkeypatch, IDENTITY, "--results", str(results), "--render", str(page)) == 0
-    assert f"| cells run | {ran} of 8640 |" in page.read_text()
+    assert f"| cells run | {ran} of 9504 |" in page.read_text()
     assert "| differing tokens | 0 |" in page.read_text()
     wrong = json.loads(next(line for line in lines if '"cell"' in line)) | {"differing_rows": 1}
     results.write_text(json.dumps(wrong) + "\n")
@@ -89,9 +89,13 @@ def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     arguments = ["--checkpoint", str(checkpoint), "--draws", "100", "--threads", "1", "--results", str(results), "--render", str(page)]
     assert call(monkeypatch, LAWS, *arguments) == 0
     rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| temperature")]
-    assert [(row[1], row[2]) for row in rows[:7]] == [("off", "off"), *(("draft_model", rule) for rule in RULES)]
-    assert {(row[1], row[2]) for row in rows[7:-13]} == set(itertools.product(METHODS.keys() - {"draft_model"}, ("coupled", "block")))
-    assert all((float(row[7]) > 1) == (row[1] != "off") for row in [*rows[:7], *rows[-13:]])
+    tested = [tuple(row[1:4]) for row in rows if row[0] == "temperature 1"]
+    chains = [(method, rule, "chain") for method, rule in itertools.product(METHODS.keys() - {"draft_model"}, ("coupled", "block"))]
+    chains += [("draft_model", rule, "chain") for rule in RULES]
+    trees = [("draft_model", name, "tree") for name, rule in RULES.items() if rule.trees]
+    trees += [("eagle3", "coupled", "tree"), ("merged", "coupled", "tree")]
+    assert sorted(tested) == sorted([("off", "off", "–"), *chains, *trees])
+    assert all((float(row[7]) > 1) == (row[1] != "off") for row in rows if row[1] in ("off", "draft_model") or "four tokens" in row[0])
 
     # The last result is missing, and the one before it was cut off: they alone are tested again.
     lines = results.read_text().splitlines(keepends=True)
@@ -103,4 +107,4 @@ def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     wrong = json.loads(lines[0]) | {"p_value": 1e-4}
     results.write_text("".join([json.dumps(wrong) + "\n", *lines[1:]]))
     assert call(monkeypatch, LAWS, *arguments) == 4
-    assert "of the 38 p-values are below 0.01, the smallest is 0.0001" in page.read_text()
+    assert "of the 50 p-values are below 0.01, the smallest is 0.0001" in page.read_text()
