@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from specbuild.builders.preparation import prepare
 from specbuild.bundle import Bundle
 from specbuild.errors import SpecbuildError
-from specbuild.recipe import DraftSection, Precision, Recipe, SpeculationSection, draft_role
-from specbuild.runtime.engines import load
-from specbuild.runtime.model import CachedModel
+from specbuild.recipe import DraftSection, DraftVocabulary, Precision, Recipe, SpeculationSection, draft_role
+from specbuild.runtime.proposers import Means, Proposers
 from specbuild.runtime.proposers.base import Proposer
-from specbuild.runtime.proposers.draft_model import DraftModelProposer
 
 from .measure import Run, Variant
 from .report import ALL, Row, paying, spread
@@ -29,6 +27,7 @@ class Candidate:
     checkpoint: str | None
     """None: the target's own."""
     precision: Precision
+    vocabulary: DraftVocabulary = "same"
 
     @classmethod
     def parse(cls, text: str) -> Candidate:
@@ -46,6 +45,7 @@ class Candidate:
     def settings(self) -> str:
         """What a recipe has to say to draft with it."""
         keys = {"method": "draft_model", "draft.checkpoint": self.checkpoint, "draft.precision": self.precision}
+        keys["draft.vocabulary"] = self.vocabulary if self.vocabulary != DraftSection().vocabulary else None
         return ", ".join(f"speculation.{key}={value}" for key, value in keys.items() if value)
 
 
@@ -59,13 +59,20 @@ class Choice:
 
 
 def screened(recipe: Recipe, candidates: Sequence[Candidate]) -> dict[Candidate, str | None]:
-    """Candidate → why it cannot draft for the target of ``recipe``, None if it can. Each is checked alone: it ends no other.
+    """Candidate → why it cannot draft for the target of ``recipe``, None if it can: with its own vocabulary, where that differs. Each is
+    checked alone: it ends no other.
 
     Raises:
         SpecbuildError: the target itself cannot be built.
     """
     prepare(_recipe(recipe, {}))
-    return {candidate: _refusal(recipe, candidate) for candidate in dict.fromkeys(candidates)}
+    found: dict[Candidate, str | None] = {}
+    for candidate in candidates:
+        refusal, translated = _refusal(recipe, candidate), replace(candidate, vocabulary="own")
+        if refusal is not None and _refusal(recipe, translated) is None:
+            candidate, refusal = translated, None
+        found[candidate] = refusal
+    return found
 
 
 def together(recipe: Recipe, candidates: Sequence[Candidate]) -> Recipe:
@@ -81,8 +88,7 @@ def proposers(bundle: Bundle, candidates: Sequence[Candidate], rows: int, thread
 
 def drafting(bundle: Bundle, name: str, rows: int, threads: int | None) -> Proposer:
     """What drafts with the model that the recipe of ``bundle`` calls ``name``, and with no other."""
-    engine = load(bundle.path, bundle.engine(draft_role(name)), threads=threads)
-    return DraftModelProposer(CachedModel(engine, rows, padded=False))  # the output does not depend on the bits of a draft
+    return Proposers(bundle, Means(rows, threads), {}).drafter(draft_role(name))
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
@@ -142,7 +148,7 @@ def _names(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
 
 
 def _section(candidate: Candidate) -> dict[str, Any]:
-    return DraftSection(checkpoint=candidate.checkpoint, precision=candidate.precision).model_dump()
+    return DraftSection(checkpoint=candidate.checkpoint, precision=candidate.precision, vocabulary=candidate.vocabulary).model_dump()
 
 
 def _recipe(recipe: Recipe, drafts: Mapping[str, Any]) -> Recipe:
