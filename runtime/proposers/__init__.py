@@ -182,12 +182,8 @@ def _hybrid(proposers: Proposers) -> Proposer:
 
 
 def _merged(proposers: Proposers) -> Proposer:
-    return MergedProposer(
-        [
-            proposers[name] if name in MERGEABLE else DraftModelProposer(proposers.model(draft_role(name)))
-            for name in proposers.speculation.merged
-        ]
-    )
+    sources = proposers.speculation.merged
+    return MergedProposer([proposers[name] if name in MERGEABLE else proposers.drafter(draft_role(name)) for name in sources])
 
 
 METHODS: Mapping[str, Factory] = MappingProxyType(

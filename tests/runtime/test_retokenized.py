@@ -55,11 +55,12 @@ def save_letters(folder: Path, order: list[int]) -> Path:
 
 def built(folder: Path, target: Path, draft: Path, **speculation: Any) -> Bundle:
     section = {"checkpoint": str(draft), "precision": "float32", "vocabulary": "own"}
+    speculation = {"hybrid_model": "draft_model", "merged": ["ngram", "draft"], **speculation}
     document = {
         "name": "pair",
         "checkpoint": str(target),
         "target": {"precision": "float32", "max_seq_len": 256, "max_batch_size": 4},
-        "speculation": {"method": "draft_model", "draft": section, "hybrid_model": "draft_model", **speculation},
+        "speculation": {"method": "draft_model", "draft": section, **speculation},
     }
     return build(Recipe.model_validate(document), store=Store(folder / "store"), probe=probe).bundle
 
@@ -96,12 +97,13 @@ def answers(generator: Generator, **options: Any) -> list[Completion]:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("method", ["draft_model", "cascade", "hybrid"])
+@pytest.mark.parametrize("method", ["draft_model", "cascade", "hybrid", "merged"])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_the_output_is_the_targets_own(strangers: Bundle, method: str, temperature: float, batch: int) -> None:
     generator = Generator(strangers, batch=batch, threads=1, interactive=batch > 1)
     plain = answers(generator, speculation="off", temperature=temperature)
-    drafted = answers(generator, speculation=method, temperature=temperature)
+    tree = {"draft_len": 3, "tree_budget": 7} if method == "merged" else {}
+    drafted = answers(generator, speculation=method, temperature=temperature, **tree)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert sum(one.stats.num_draft_tokens for one in drafted) > 0
     assert_idle(generator)
