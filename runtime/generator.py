@@ -44,10 +44,11 @@ class Generator:
         threads: int | None = None,
         proposers: Mapping[str, Proposer] | None = None,
         interactive: bool = False,
+        choosing: bool = False,
         remember: int = 0,
     ) -> None:
-        """See ``open``. ``interactive``: long prompts are read in pieces between the rounds of others, and draft lengths that a
-        request leaves open are chosen by measured cost. ``remember``: tokens of past texts whose keys and values are kept.
+        """See ``open``. ``choosing``: draft lengths that a request leaves open are chosen by measured cost. ``interactive``: that too, and
+        long prompts are read in pieces between the rounds of others. ``remember``: tokens of past texts whose keys and values are kept.
         ``proposers``: method → proposer, beside those of the bundle."""
         self.bundle = bundle
         speculation = bundle.manifest.recipe.speculation
@@ -66,7 +67,7 @@ class Generator:
         # Not by way of this generator: a circle of references would keep its memory until a collection.
         self._proposers = Proposers(bundle, Means(self.rows, threads, remember, interactive, target), proposers or {})
         self.intake = Intake(bundle.manifest, entry, self.tokenizer, self._proposers, rule)
-        scheduler = Scheduler(self.rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive else None)
+        scheduler = Scheduler(self.rows, entry.max_seq_len, entry.max_step - 1, self._draft_length() if interactive or choosing else None)
         self.loop = Loop(scheduler, Verifier(target), self._proposers, Pace(STRETCH if interactive else None))
         self._inboxes: dict[Hashable, deque[Emission]] = {}
         """Of each sequence that some stream still waits for: streams taken in turns share their rounds."""

@@ -31,12 +31,12 @@ from specbuild.bench.measure import OFF, Run, Variant
 from specbuild.bench.ranking import against, drafting
 from specbuild.bench.report import ALL, Row, plain_outputs, report, verdict
 from specbuild.bundle import Bundle
-from specbuild.cli.bench import first_of_each_task, measured, variants_of
+from specbuild.cli.bench import first_of_each_task, length, measured, variants_of
 from specbuild.cli.sources import built
 from specbuild.prompts import PromptItem, read_prompts
 from specbuild.recipe import SpeculationSection, draft_role
 from specbuild.runtime.generator import Completion
-from specbuild.runtime.proposers import available
+from specbuild.runtime.proposers import METHODS, available
 from specbuild.runtime.proposers.base import Proposer
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.stats import RequestStats
@@ -71,7 +71,9 @@ def run(items: Sequence[PromptItem], bundles: Mapping[str, Bundle], temperatures
         own = settings[cell.recipe]
         params = SamplingParams(max_tokens=own["max_tokens"], temperature=cell.temperature, seed=SEED)
         bundle, asked = bundles[cell.recipe], [item for item in items if _task(item) == cell.task]
-        plan = variants_of(1, own["methods"], [own["draft_len"]], [1])
+        (alternatives,) = variants_of(1, own["methods"], own["draft_lens"], [1])
+        # What a model costs that only a cascade knows is not known where lengths are chosen.
+        plan = [[variant for variant in alternatives if variant.draft_len is not None or variant.method in METHODS]]
         alone = functools.partial(alone_in, bundle, options.threads)
         runs = measured(bundle, asked, plan, params, threads=options.threads, proposers=alone)
         with options.results.open("a", encoding="utf-8") as stream:
@@ -96,7 +98,7 @@ def settings_of(bundle: Bundle, prompts: Sequence[PromptItem], options: argparse
         "precision": recipe.target.precision,
         "speculation": recipe.speculation.model_dump(mode="json"),
         "methods": [*available(bundle), *map(draft_role, recipe.speculation.drafts)],
-        "draft_len": options.draft_len or recipe.speculation.draft_len,
+        "draft_lens": options.draft_len or [recipe.speculation.draft_len, None],
         "prompts": hashlib.sha256(content.encode()).hexdigest()[:12],
         "per_task": options.per_task,
         "max_tokens": options.max_tokens,
@@ -142,14 +144,14 @@ def joined(cells: Sequence[Sequence[Run]]) -> list[Run]:
     return runs
 
 
-def differing(runs: Sequence[Run]) -> dict[str, int]:
-    """Method → tokens that are not those of plain decoding with the same seed; one that one of the two lacks differs."""
+def differing(runs: Sequence[Run]) -> dict[Variant, int]:
+    """Variant → tokens that are not those of plain decoding with the same seed; one that one of the two lacks differs."""
     reference = plain_outputs(runs)
-    found = dict.fromkeys((run.variant.method for run in runs), 0)
+    found = dict.fromkeys((run.variant for run in runs), 0)
     for run in runs:
         for case, completion in zip(run.cases, run.completions, strict=True):
             pairs = itertools.zip_longest(reference[case], completion.token_ids)
-            found[run.variant.method] += sum(ours != theirs for ours, theirs in pairs)
+            found[run.variant] += sum(ours != theirs for ours, theirs in pairs)
     return found
 
 
@@ -171,7 +173,7 @@ def document(lines: Sequence[Line]) -> str:
         title = f"## {settings[recipe]['precision']} target (`{recipe}`), temperature {temperature:g}\n"
         models = SpeculationSection.model_validate(settings[recipe]["speculation"]).models
         named = f" Draft models: {', '.join(f'{role} ({model.precision})' for role, model in models.items())}." if models else ""
-        title += f"\nDraft tokens a round: {settings[recipe]['draft_len']}.{named}\n"
+        title += f"\n{named.strip()}\n" if named else ""
         title += f"\n**Missing: {', '.join(missing)}.**\n" if missing else ""
         runs = joined([found[Cell(recipe, temperature, task)] for task in there])
         sections.append(title + (section(runs, settings[recipe]) if runs else ""))
@@ -198,7 +200,7 @@ def section(runs: Sequence[Run], settings: Line) -> str:
             _accepted(row),
             f"{row.tokens_per_second:.1f}",
             _ratio(row),
-            f"lossy ({row.lossy})" if row.lossy else str(differ[row.variant.method]),
+            f"lossy ({row.lossy})" if row.lossy else str(differ[row.variant]),
         ]
         for row in whole
     ]
@@ -210,11 +212,11 @@ def section(runs: Sequence[Run], settings: Line) -> str:
 
 def cascade_pays(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     """The cascade beside the fastest of its models alone; nothing where one of the two is missing."""
-    cascade = next((row for row in rows if row.variant.method == "cascade"), None)
+    cascades = [row for row in rows if row.variant.method == "cascade"]
     pairs = [row for row in rows if row.variant.method == "draft_model" or row.variant.method.startswith("draft.")]
-    if cascade is None or not pairs:
+    if not cascades or not pairs:
         return ""
-    best = max(pairs, key=operator.attrgetter("tokens_per_second"))
+    cascade, best = (max(some, key=operator.attrgetter("tokens_per_second")) for some in (cascades, pairs))
     low, high = against(runs, cascade.variant, best.variant)
     ratio = cascade.tokens_per_second / best.tokens_per_second
     said = "pays" if low > 1 else "does not surely pay" if high > 1 else "does not pay"
@@ -227,7 +229,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def name(variant: Variant, settings: Line) -> str:
-    """A method and, where it is made of others, of which."""
+    """A method and, where it is made of others, of which; and how many tokens it drafts a round."""
     speculation = settings["speculation"]
     parts = {
         OFF: "plain",
@@ -235,7 +237,8 @@ def name(variant: Variant, settings: Line) -> str:
         "merged": f"merged ({' + '.join(speculation['merged'])})",
         "hybrid": f"hybrid ({speculation['hybrid_retrieval']}, else {speculation['hybrid_model']})",
     }
-    return parts.get(variant.method, variant.method)
+    drafts = {0: "", None: ", k chosen"}.get(variant.draft_len, f", k = {variant.draft_len}")
+    return parts.get(variant.method, variant.method) + drafts
 
 
 def _tau(row: Row) -> str:
@@ -258,7 +261,8 @@ Prompts a task: at most {per_task}. Tokens an answer: at most {max_tokens}. One 
 turns prompt by prompt in one run. No method remembers other texts: `suffix` drafts from the prompt and the answer alone, where a server
 gives it its history too. τ is emitted tokens a target pass. "Accepted by position" is the share of drafts that had the next token
 right, of those that were right so far. A ratio is of all tokens over all seconds, prompts left out, to plain decoding's; in brackets
-the 5th to 95th percentile with prompts drawn anew: of a single prompt there is none. Differing tokens are those that are not plain
+the 5th to 95th percentile with prompts drawn anew: of a single prompt there is none. k is the draft length, "k chosen" what a server
+does: round by round as much as pays by measured cost and acceptance, which may be nothing. Differing tokens are those that are not plain
 decoding's with the same seed.
 
 Speeds are this machine's: {processor}, {cores} cores, threads of an engine: {threads}; {system}, specbuild {specbuild}, onnxruntime
@@ -274,7 +278,9 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, action="append", metavar="T", help="may be repeated (0, 1)")
     parser.add_argument("--per-task", type=int, default=10, help="prompts a task (10)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
-    parser.add_argument("--draft-len", type=int, help="draft tokens a round (the recipe's)")
+    parser.add_argument(
+        "--draft-len", type=length, action="append", metavar="K", help="draft tokens a round; may be repeated (the recipe's, auto)"
+    )
     parser.add_argument("--threads", type=int, help="CPU threads of an engine (all)")
     parser.add_argument("--results", type=Path, default=Path("methods.jsonl"), help="where results are gathered (methods.jsonl)")
     parser.add_argument("--render", type=Path, metavar="FILE", help="write what the results show, and run nothing")

@@ -20,8 +20,8 @@ class Variant:
     """One way to generate."""
 
     method: str
-    draft_len: int
-    """Draft tokens a round; 0 for ``off``."""
+    draft_len: int | None
+    """Draft tokens a round; 0 for ``off``, None: chosen round by round, as a server does."""
     batch: int
     """Prompts that are answered together."""
     tree_budget: int | None = None
@@ -33,9 +33,14 @@ class Variant:
             common, speculation=self.method, draft_len=self.draft_len or None, tree_budget=self.tree_budget, share_history=False
         )
 
+    @property
+    def asked(self) -> str:
+        """``draft_len`` as ``specbuild bench`` takes it."""
+        return "auto" if self.draft_len is None else str(self.draft_len)
+
     def __str__(self) -> str:
         tree = f" and tree_budget {self.tree_budget}" if self.tree_budget else ""
-        return OFF if self.method == OFF else f"{self.method} with draft_len {self.draft_len}{tree}"
+        return OFF if self.method == OFF else f"{self.method} with draft_len {self.asked}{tree}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,9 @@ class Generates(Protocol):
         ...
 
 
-def variants(methods: Iterable[str], draft_lens: Iterable[int], batch: int, tree_budgets: Iterable[int | None] = (None,)) -> list[Variant]:
+def variants(
+    methods: Iterable[str], draft_lens: Iterable[int | None], batch: int, tree_budgets: Iterable[int | None] = (None,)
+) -> list[Variant]:
     """Every method with every draft length and every tree; ``off`` is always among them and comes first."""
     drafting = [method for method in methods if method != OFF]
     alternatives = dict.fromkeys(product(drafting, draft_lens, [batch], tree_budgets))

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 COLUMNS = ("method", "draft_len", "tree", "batch", "task", "tok/s", "ratio", "spread", "τ", "accepted by position", "overhead", "identical")
 
 
-def listed(kind: type[str] | type[int]) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
+def length(text: str) -> int | None:
+    """Draft tokens a round; None: ``auto``."""
+    return None if text == "auto" else int(text)
+
+
+def listed(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
     """Reads an option's values, which are joined by commas; None where it was not given."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
@@ -54,7 +59,7 @@ def listed(kind: type[str] | type[int]) -> Callable[[click.Context, click.Parame
 @CHAT_OPTION
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts of each task.")
 @click.option("--methods", callback=listed(str), metavar="LIST", help="Such as ngram,draft_model; default: all that the bundle has.")
-@click.option("--draft-len", "draft_lens", callback=listed(int), metavar="LIST", help="Such as 2,4; default: the recipe's.")
+@click.option("--draft-len", "draft_lens", callback=listed(length), metavar="LIST", help="Such as 2,4,auto; default: the recipe's.")
 @click.option(
     "--tree-budget", "tree_budgets", callback=listed(int), metavar="LIST", help="Such as 0,7, 0 for chains; default: the recipe's."
 )
@@ -73,7 +78,7 @@ def command(
     chat: bool | None,
     limit: int | None,
     methods: tuple[str, ...] | None,
-    draft_lens: tuple[int, ...] | None,
+    draft_lens: tuple[int | None, ...] | None,
     tree_budgets: tuple[int, ...] | None,
     batches: tuple[int, ...],
     as_json: bool,
@@ -131,7 +136,7 @@ def cells(row: Row) -> list[str]:
     accepted = " ".join(f"{rate:.2f}" for rate in row.acceptance_by_position) or "-"
     return [
         variant.method,
-        str(variant.draft_len or "-"),
+        variant.asked if variant.draft_len != 0 else "-",
         "-" if variant.tree_budget is None else str(variant.tree_budget),
         str(variant.batch),
         row.task,
@@ -168,7 +173,7 @@ def refuse_differences(runs: Sequence[Run]) -> None:
 def variants_of(
     largest: int,
     methods: Sequence[str],
-    draft_lens: Sequence[int],
+    draft_lens: Sequence[int | None],
     batches: Sequence[int],
     tree_budgets: Sequence[int] | None = None,
 ) -> list[list[Variant]]:
@@ -187,8 +192,8 @@ def variants_of(
     for batch in batches:
         if not 1 <= batch <= largest:
             raise RequestError(f"batch is {batch}, but the engine was built for 1 to {largest}; raise target.max_batch_size")
-    if any(length < 1 for length in draft_lens):
-        raise UsageError(f"draft_len is {min(draft_lens)}, but must be at least 1; `off` is always measured")
+    if wrong := [length for length in draft_lens if length is not None and length < 1]:
+        raise UsageError(f"draft_len is {min(wrong)}, but must be at least 1; `off` is always measured")
     return [variants(methods, draft_lens, batch, tree_budgets or (None,)) for batch in sorted(set(batches))]
 
 
@@ -222,11 +227,17 @@ def measured(
         RequestError: a prompt or a variant is outside what the bundle allows.
     """
     from specbuild.bench.measure import Case, measure
+    from specbuild.bundle import REBUILD
     from specbuild.runtime.generator import Generator
 
+    choosing = any(variant.draft_len is None for variant in plan[0])
+    if choosing and bundle.engine("target").probe is None:
+        raise RequestError(f"draft_len is auto, but the bundle was built with --no-probe: what passes cost is not known; {REBUILD}")
     # The cache holds one generator: that of the batch being measured.
     open_generator = functools.lru_cache(maxsize=1)(
-        lambda batch: Generator(bundle, batch=batch, verification=verification, threads=threads, proposers=proposers(batch))
+        lambda batch: Generator(
+            bundle, batch=batch, verification=verification, threads=threads, proposers=proposers(batch), choosing=choosing
+        )
     )
     generator = open_generator(plan[0][0].batch)
     for variant in plan[0]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specbuild.bundle import Bundle
+from specbuild.bench.measure import variants
+from specbuild.bench.report import ALL, report
+from specbuild.bundle import Bundle, EngineEntry, Probe
+from specbuild.cli.bench import measured
 from specbuild.cli.main import run
+from specbuild.errors import RequestError
+from specbuild.prompts import read_prompts
 from specbuild.runtime.proposers import available
+from specbuild.runtime.sampling import SamplingParams
 
 Command = Callable[..., tuple[int, str, str]]
 ROW = [
@@ -50,14 +57,14 @@ def command(capsys: pytest.CaptureFixture[str], tiny_bundle: Path, prompts: Path
 
 
 def test_json_has_the_documented_shape(command: Command, tiny_bundle: Path) -> None:
-    code, out, err = command("--json", "--draft-len", "2,4", "--batch", "2,1", "--limit", "2")
+    code, out, err = command("--json", "--draft-len", "2,auto", "--batch", "2,1", "--limit", "2")
     assert code == 0, err
     report = json.loads(out)
     assert list(report) == ["rows", "machine", "bundle"]
     assert report["bundle"] == str(tiny_bundle)
     assert report["machine"].keys() >= {"system", "processor", "cores", "threads", "python", "specbuild", "onnxruntime"}
     assert all(list(row) == ROW for row in report["rows"])
-    measured = [("off", 0), *((method, length) for method in available(Bundle.open(tiny_bundle)) for length in (2, 4))]
+    measured = [("off", 0), *((method, length) for method in available(Bundle.open(tiny_bundle)) for length in (2, None))]
     expected = [(*variant, batch, task) for batch in (1, 2) for variant in measured for task in ("x", "y", "all")]
     assert [(row["method"], row["draft_len"], row["batch"], row["task"]) for row in report["rows"]] == expected
     for row in report["rows"]:
@@ -92,6 +99,37 @@ def test_a_table_and_a_last_line_in_plain_words(command: Command) -> None:
     assert [(row[0], row[4], row[-1]) for row in cells] == [(m, t, "yes") for m in ("off", "ngram") for t in ("x", "y", "all")]
     assert lines[-1].startswith("batch 1: ")
     assert "do not speculate" in lines[-1] or "ngram with draft_len 4 pays" in lines[-1]
+
+
+def priced(bundle: Bundle, seconds: dict[str, float] | None) -> Bundle:
+    """``bundle`` as if a pass of each role had taken so long, whatever it reads; None: as if nothing had been measured."""
+
+    def probe(entry: EngineEntry) -> Probe | None:
+        if seconds is None or entry.probe is None:
+            return None
+        costs = [cost.model_copy(update={"seconds": seconds[entry.role]}) for cost in entry.probe.step_costs]
+        return entry.probe.model_copy(update={"step_costs": tuple(costs)})
+
+    engines = tuple(entry.model_copy(update={"probe": probe(entry)}) for entry in bundle.manifest.engines)
+    return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"engines": engines}))
+
+
+def test_auto_drafts_as_much_as_pays(tiny_bundle: Path, prompts: Path) -> None:
+    bundle, plan = Bundle.open(tiny_bundle), [variants(["draft_model"], [2, None], 1)]
+    items, params = read_prompts(prompts), SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    assert [str(variant) for variant in plan[0]] == ["off", "draft_model with draft_len 2", "draft_model with draft_len auto"]
+
+    def taus(target: float, draft: float) -> list[float]:
+        rows = report(measured(priced(bundle, {"target": target, "draft": draft}), items, plan, params, threads=1))
+        assert all(row.identical for row in rows)
+        return [row.mean_acceptance_length for row in rows if row.task == ALL]
+
+    off, fixed, auto = taus(target=0.001, draft=1)
+    assert off == 1
+    assert auto < 1.05 < fixed, "a draft that costs more than it saves is made now and then, to see whether it still does"
+    assert taus(target=1, draft=0.001)[2] > fixed, "one that costs nothing, and may be as long as the engine takes"
+    with pytest.raises(RequestError, match="draft_len is auto, but the bundle was built with --no-probe"):
+        measured(priced(bundle, None), items, plan, params, threads=1)
 
 
 def test_differing_output_is_printed_and_ends_with_4(command: Command) -> None:

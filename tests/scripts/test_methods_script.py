@@ -55,7 +55,7 @@ def test_it_goes_on_where_it_was_cut_off_and_says_what_is_missing(script: Script
     page = Path("page.md").read_text()
     assert "3 of 4 cells are measured" in page
     assert page.count("**Missing:") == 1
-    assert "## int8 target (`tiny`), temperature 1\n\nDraft tokens a round: 2. Draft models: draft (int8).\n\n**Missing: y.**\n" in page
+    assert "## int8 target (`tiny`), temperature 1\n\nDraft models: draft (int8).\n\n**Missing: y.**\n" in page
 
     assert script(*MEASURE, "--render", "page.md") == 0
     assert re.findall(r"^\d/\d .*", capsys.readouterr().err, re.MULTILINE) == []
@@ -68,10 +68,11 @@ def test_it_goes_on_where_it_was_cut_off_and_says_what_is_missing(script: Script
     assert "Prompts a task: at most 2. Tokens an answer: at most 8." in page
     assert "cores, threads of an engine: 1; " in page
     # The target as its own draft: every draft is right, three tokens a pass but for the end of 8.
-    own = re.findall(r"^\| draft_model \| (\S+) \| 1.00 1.00 \| \S+ \| \S+ \(\S+\) \| 0 \|$", page, re.MULTILINE)
+    own = re.findall(r"^\| draft_model, k = 2 \| (\S+) \| 1.00 1.00 \| \S+ \| \S+ \(\S+\) \| 0 \|$", page, re.MULTILINE)
     assert own == ["2.67", "2.67"]
     assert "| method | x | y | all |" in page
-    for name in ("plain", "ngram", "suffix", "cascade (ngram → draft)", "hybrid (ngram, else draft_model)"):
+    drafting = ("ngram", "suffix", "draft_model", "cascade (ngram → draft)", "hybrid (ngram, else draft_model)")
+    for name in ("plain", *(f"{method}, k {length}" for method in drafting for length in ("= 2", "chosen"))):
         assert page.count(f"| {name} | ") == 10, "a summary and four tables at each temperature"
 
     assert script(*MEASURE, "--temperature", "0", "--draft-len", "3") == 0
@@ -82,14 +83,15 @@ def test_a_differing_token_is_counted_and_ends_with_4(script: Script) -> None:
     arguments = [*MEASURE, "--temperature", "0"]
     assert script(*arguments) == 0
     lines = [json.loads(line) for line in Path("methods.jsonl").read_text().splitlines()]
-    tokens = next(run for run in lines[1]["runs"] if run["variant"]["method"] == "suffix")["answers"][0]["tokens"]
+    variant = {"method": "suffix", "draft_len": 2, "batch": 1, "tree_budget": None}
+    tokens = next(run for run in lines[1]["runs"] if run["variant"] == variant)["answers"][0]["tokens"]
     tokens[3] += 1
     del tokens[-1]
     Path("methods.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert script("--render", "page.md") == 4
-    summary = re.findall(r"^\| (\S+).* \| \d\S* \(\S+\) \| (\d+) \|$", Path("page.md").read_text(), re.MULTILINE)
-    assert dict(summary)["suffix"] == "2"
-    assert {count for name, count in summary if name != "suffix"} == {"0"}
+    summary = re.findall(r"^\| ([^|]+) \|.* \| \d\S* \(\S+\) \| (\d+) \|$", Path("page.md").read_text(), re.MULTILINE)
+    assert [(name, count) for name, count in summary if count != "0"] == [("suffix, k = 2", "2")]
+    assert len(summary) > 5
 
 
 def test_a_cascade_stands_beside_each_of_its_models_and_recipes_take_turns(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,10 +106,11 @@ def test_a_cascade_stands_beside_each_of_its_models_and_recipes_take_turns(scrip
     assert script("--render", "page.md") == 0
     one, other = Path("page.md").read_text().split("## int8 target (`three`)")
     assert "draft.middle" not in one
+    assert "draft.middle, k chosen" not in other, "what it costs is not known to who chooses"
     assert "Draft models: draft (int4), draft.middle (int8)." in other
     tau = {
         found[0]: found[1]
-        for found in re.findall(r"^\| (\S+)[^|]* \| (\S+) \| [01.\d ]+ \| \S+ \| \S+ \(\S+\) \| 0 \|$", other, re.MULTILINE)
+        for found in re.findall(r"^\| ([^ ,]+)[^|]*, k = 2 \| (\S+) \| [01.\d ]+ \| \S+ \| \S+ \(\S+\) \| 0 \|$", other, re.MULTILINE)
     }
     assert tau["draft.middle"] == tau["cascade"] == "2.67", "the target's own build is always right, whatever drafts for it"
     assert float(tau["draft_model"]) < 2.67
