@@ -136,4 +136,5 @@ class DraftLength:
 
 def _allowed(sequence: Running, shape: Shape) -> Shape:
     """What ``sequence`` may have of ``shape``."""
-    return Shape(shape.length, max(shape.length, min(shape.budget, sequence.request.tree_budget)))
+    budget = max(shape.length, min(shape.budget, sequence.request.tree_budget))
+    return shape if budget == shape.budget else Shape(shape.length, budget)

@@ -193,21 +193,11 @@ def section(runs: Sequence[Run], settings: Line) -> str:
         body = [[name(row.variant, settings), *(shown(by_place[row.variant, task]) for task in tasks)] for row in whole]
         return f"\n### {title}\n\n{table(['method', *tasks], body)}"
 
-    body = [
-        [
-            name(row.variant, settings),
-            _tau(row),
-            _accepted(row),
-            f"{row.tokens_per_second:.1f}",
-            _ratio(row),
-            f"lossy ({row.lossy})" if row.lossy else str(differ[row.variant]),
-        ]
-        for row in whole
-    ]
-    columns = ["all tasks", "τ", "accepted by position", "tokens/s", "ratio to plain", "differing tokens"]
-    tables = [matrix("τ", _tau), matrix("Accepted by position", _accepted)]
-    tables += [matrix("Tokens/s", lambda row: f"{row.tokens_per_second:.1f}"), matrix("Ratio to plain", _ratio)]
-    return f"\n{table(columns, body)}\nOver all tasks, {verdict(rows)}.{cascade_pays(runs, whole)}\n" + "".join(tables)
+    same = [f"lossy ({row.lossy})" if row.lossy else str(differ[row.variant]) for row in whole]
+    body = [[name(row.variant, settings), *(shown(row) for shown in SHOWN.values()), told] for row, told in zip(whole, same, strict=True)]
+    summary = table(["all tasks", *SHOWN, "Differing tokens"], body)
+    tables = "".join(itertools.starmap(matrix, SHOWN.items()))
+    return f"\n{summary}\nOver all tasks, {verdict(rows)}.{cascade_pays(runs, whole)}\n{tables}"
 
 
 def cascade_pays(runs: Sequence[Run], rows: Sequence[Row]) -> str:
@@ -241,17 +231,13 @@ def name(variant: Variant, settings: Line) -> str:
     return parts.get(variant.method, variant.method) + drafts
 
 
-def _tau(row: Row) -> str:
-    return f"{row.mean_acceptance_length:.2f}"
-
-
-def _accepted(row: Row) -> str:
-    return " ".join(f"{rate:.2f}" for rate in row.acceptance_by_position) or "–"
-
-
-def _ratio(row: Row) -> str:
-    return f"{row.speedup:.2f} ({row.speedup_low:.2f}–{row.speedup_high:.2f})"
-
+SHOWN: Mapping[str, Callable[[Row], str]] = {
+    "τ": lambda row: f"{row.mean_acceptance_length:.2f}",
+    "Accepted by position": lambda row: " ".join(f"{rate:.2f}" for rate in row.acceptance_by_position) or "–",
+    "Tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
+    "Ratio to plain": lambda row: f"{row.speedup:.2f} ({row.speedup_low:.2f}–{row.speedup_high:.2f})",
+}
+"""Figure → how a row says it."""
 
 HEAD = """# Methods: what each gives, task by task
 

@@ -183,7 +183,7 @@ def _hybrid(proposers: Proposers) -> Proposer:
 
 def _merged(proposers: Proposers) -> Proposer:
     sources = proposers.speculation.merged
-    return MergedProposer([proposers[name] if name in MERGEABLE else proposers.drafter(draft_role(name)) for name in sources])
+    return MergedProposer(*(proposers[name] if name in MERGEABLE else proposers.drafter(draft_role(name)) for name in sources))
 
 
 METHODS: Mapping[str, Factory] = MappingProxyType(

@@ -98,3 +98,34 @@ class Retriever(Proposer):
     @abstractmethod
     def match(self, ask: Ask) -> int:
         """Tokens of the text's end that the draft for ``ask`` goes on from; 0 where it would be empty."""
+
+
+class Composite(Proposer):
+    """Several proposers, all of which know every sequence: one that was not asked for some rounds catches up when it is."""
+
+    def __init__(self, *parts: Proposer) -> None:
+        self._parts = parts
+
+    @property
+    def engine_seconds(self) -> float:
+        return sum(part.engine_seconds for part in self._parts)
+
+    def admit(self, sequence: Running) -> None:
+        for part in self._parts:
+            part.admit(sequence)
+
+    def read(self, sequence: Running, length: int) -> None:
+        for part in self._parts:
+            part.read(sequence, length)
+
+    def start(self, sequence: Running) -> None:
+        for part in self._parts:
+            part.start(sequence)
+
+    def observe(self, sequence: Running, seen: Seen) -> None:
+        for part in self._parts:
+            part.observe(sequence, seen)
+
+    def retire(self, sequence: Running) -> None:
+        for part in self._parts:
+            part.retire(sequence)

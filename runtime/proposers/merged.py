@@ -6,57 +6,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..draft import ROOT, Draft
-from ..request import Running
-from .base import Ask, Proposer, Seen
+from .base import Ask, Composite
 
 
-class MergedProposer(Proposer):
-    """All sources know every sequence; one that was not asked for some rounds catches up when it is.
+class MergedProposer(Composite):
+    """The parts are its sources; the draft of the first is kept whole.
 
     Trees are merged where the rule of acceptance asks only that siblings differ. Where it needs laws, tokens of several sources would have
     to be drawn without regard to each other, and all draw from the one noise of the round: there, and where a chain is wanted, the draft
     is that of the first source that has any.
     """
 
-    def __init__(self, sources: Sequence[Proposer]) -> None:
-        """``sources``: whose drafts come first is kept whole."""
-        self._sources = sources
-
-    @property
-    def engine_seconds(self) -> float:
-        return sum(source.engine_seconds for source in self._sources)
-
-    def admit(self, sequence: Running) -> None:
-        for source in self._sources:
-            source.admit(sequence)
-
-    def read(self, sequence: Running, length: int) -> None:
-        for source in self._sources:
-            source.read(sequence, length)
-
-    def start(self, sequence: Running) -> None:
-        for source in self._sources:
-            source.start(sequence)
-
-    def observe(self, sequence: Running, seen: Seen) -> None:
-        for source in self._sources:
-            source.observe(sequence, seen)
-
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         found: list[list[Draft]] = [[] for _ in asks]
-        for source in self._sources:
+        for source in self._parts:
             wanting = [place for place, ask in enumerate(asks) if _merges(ask) or not any(map(len, found[place]))]
             for place, draft in zip(wanting, source.propose([self._share(asks[place]) for place in wanting]), strict=True):
                 found[place].append(draft)
         return [merged(drafts, ask.budget) if _merges(ask) else drafts[-1] for ask, drafts in zip(asks, found, strict=True)]
 
-    def retire(self, sequence: Running) -> None:
-        for source in self._sources:
-            source.retire(sequence)
-
     def _share(self, ask: Ask) -> Ask:
         """What one source is asked for: a chain, or a tree where the budget has room for one of each."""
-        return replace(ask, budget=ask.budget // len(self._sources)) if _merges(ask) else ask
+        return replace(ask, budget=ask.budget // len(self._parts)) if _merges(ask) else ask
 
 
 def merged(drafts: Iterable[Draft], budget: int) -> Draft:

@@ -31,7 +31,7 @@ WRITING_BATCH = 64
 @SET_OPTION
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where it goes; default: ./NAME-KIND, or ./NAME-KIND-LAYERS.")
 @click.option("--tokens", type=click.IntRange(min=1), default=220_000, show_default=True, metavar="N", help="Tokens to learn from.")
-@click.option("--steps", type=click.IntRange(min=1), default=1200, show_default=True, metavar="N", help="Batches of 1,024 tokens.")
+@click.option("--steps", type=click.IntRange(min=1), default=3600, show_default=True, metavar="N", help="Batches of 1,024 tokens.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), default=12_288, show_default=True, metavar="N", help="Tokens it can draft.")
 @click.option("--prompts", "file", type=click.Path(path_type=Path), metavar="FILE.jsonl", help=f"Your own traffic. {PROMPTS_HELP}")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Plain text to learn the target's law on.")

@@ -78,7 +78,7 @@ def test_who_is_asked_for_what(
 ) -> None:
     """Where a chain is wanted, or laws are needed, it is the first that has a draft."""
     sources = [Listening(first), Listening([1, 2, 4])]
-    (draft,) = MergedProposer(sources).propose([Ask(running(toys, [9], 0, rule), 3, **ask)])
+    (draft,) = MergedProposer(*sources).propose([Ask(running(toys, [9], 0, rule), 3, **ask)])
     assert draft.tokens == tokens
     assert [each for source in sources for each in source.asked] == asked
 
@@ -88,7 +88,7 @@ def test_a_token_that_either_source_knows_is_accepted(toys: Toys) -> None:
     generator, params = toys.generator(), SamplingParams(seed=3, max_tokens=40, ignore_eos=True)
     right = list(plainly(toys.target, generator, [1, 2], params).tokens)
     recordings = [[token if place % 2 == odd else (token + 1) % VOCABULARY for place, token in enumerate(right)] for odd in (0, 1)]
-    opened = toys.generator(proposers={"both": MergedProposer([ReplayProposer({0: recording}) for recording in recordings])})
+    opened = toys.generator(proposers={"both": MergedProposer(*(ReplayProposer({0: recording}) for recording in recordings))})
     drafting = replace(params, speculation="both", draft_len=1)
     (tree,) = opened.generate([[1, 2]], replace(drafting, tree_budget=2))
     assert (list(tree.token_ids), tree.stats.num_spec_steps, tree.stats.num_accepted_tokens) == (right, 20, 20)
