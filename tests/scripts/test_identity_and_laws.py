@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_checkpoint import save_tiny
@@ -80,6 +81,20 @@ def test_identity_runs_resumes_and_renders(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
+def test_a_right_sampler_is_rejected_as_seldom_as_promised() -> None:
+    """Of 400 samples with many rare cells one in twenty has a p-value below 0.05; a G-test that is not corrected finds 44 of them."""
+    random = np.random.default_rng(0)
+    law = np.array([0.78, *[0.22 / 160] * 160])
+    tree = {(): dict(enumerate(law.tolist()))} | {(token,): {} for token in range(len(law))}
+    p_values = []
+    for counts in random.multinomial(4000, law, size=400):
+        texts = [(token, 0, 0) for token, count in enumerate(counts.tolist()) for _ in range(count)]
+        cells, p = LAWS["g_test"](texts, tree)
+        assert cells == 161
+        p_values.append(p)
+    assert 10 <= sum(p < 0.05 for p in p_values) <= 26
+
+
 def test_laws_run_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, page = save_tiny(tmp_path / "checkpoint", max_position_embeddings=2048), tmp_path / "laws.md"
     tensors = load_file(checkpoint / "model.safetensors")
