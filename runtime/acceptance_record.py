@@ -1,4 +1,4 @@
-"""What became of the drafts of each method, chains and trees apart: the acceptance that is to be expected of the next one."""
+"""What became of the drafts of each method, by what they rested on, chains and trees apart: the acceptance to be expected of the next."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from .draft import Shape
+from .ground import Ground
 
 DECAY = 0.98
 """Of counts at each observation: some fifty are remembered."""
@@ -16,11 +17,11 @@ PRIOR, PRIOR_WEIGHT = 0.6, 4.0
 """Acceptance that a method is credited with before anything is known, and how many observations that stands for."""
 
 
-class MethodRecord:
-    """Decayed counts of one method and one budget, over all requests."""
+class Record:
+    """Decayed counts of drafts that are alike."""
 
-    def __init__(self, positions: int, chain: MethodRecord | None = None) -> None:
-        """``chain``: of the same method, where this is a tree's."""
+    def __init__(self, positions: int, chain: Record | None = None) -> None:
+        """``chain``: of the same drafts as chains, where this is of trees."""
         self.reached = [0.0] * positions
         self.accepted = [0.0] * positions
         self.asked = 0.0
@@ -60,23 +61,23 @@ class MethodRecord:
 
 
 class Records:
-    """One for each method and budget that was asked for."""
+    """One for each method, ground and budget that was asked for."""
 
     def __init__(self, positions: int) -> None:
         self._positions = positions
-        self._records: dict[tuple[str, int], MethodRecord] = {}
+        self._records: dict[tuple[str, Ground, int], Record] = {}
 
-    def of(self, method: str, shape: Shape) -> MethodRecord:
+    def of(self, method: str, ground: Ground, shape: Shape) -> Record:
         """Of chains of any length, or of trees of one budget and any depth."""
-        key = method, shape.budget if shape.branches else 0
+        key = method, ground, shape.budget if shape.branches else 0
         if key not in self._records:
-            chain = self.of(method, Shape.chain(0)) if shape.branches else None
-            self._records[key] = MethodRecord(self._positions, chain)
+            chain = self.of(method, ground, Shape.chain(0)) if shape.branches else None
+            self._records[key] = Record(self._positions, chain)
         return self._records[key]
 
     def pass_by(self, shape: Shape) -> None:
         """A round has drafts of ``shape``: other trees fade. Chains do not: every tree has one to tell of."""
-        for (_, budget), record in self._records.items():
+        for (*_, budget), record in self._records.items():
             if budget not in (0, shape.budget):
                 record.fade()
 

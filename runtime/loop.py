@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from time import perf_counter
 
 from .draft import Draft
+from .ground import Ground
 from .pace import Pace
 from .proposers import Proposers
 from .proposers.base import Ask, Seen
@@ -30,10 +31,10 @@ class Loop:
     def round(self) -> list[Emission]:
         """One emission for each running sequence, none when there is none; those that ended leave."""
         self._read()
-        plan = self.scheduler.plan()
-        if not plan.sequences:
+        if not self.scheduler.running:
             return []
         began = perf_counter()
+        plan = self.scheduler.plan(self._grounds() if self.scheduler.chooses else {})
         self.verifier.check(plan)
         drafts = self._propose(plan)
         scores = self.verifier.score(plan, drafts)
@@ -98,6 +99,16 @@ class Loop:
         self.scheduler.start()
         self._began[sequence.id] = self._now(sequence)
         sequence.counter.prefill_seconds = perf_counter() - self._admitted[sequence.id]
+
+    def _grounds(self) -> dict[Hashable, Ground | None]:
+        """What the drafts of this round would rest on."""
+        grounds: dict[Hashable, Ground | None] = {}
+        for sequence in self.scheduler.running:
+            if sequence.request.method != "off":
+                budget = sequence.request.tree_budget
+                ask = Ask(sequence, max(1, budget - 1) if budget else self.scheduler.max_draft_len, budget=budget)
+                grounds[sequence.id] = self._proposers[sequence.request.method].ground(ask)
+        return grounds
 
     def _propose(self, plan: Plan) -> list[Draft]:
         """Each method's sequences go to its proposer together; the drafts come back in the plan's order."""

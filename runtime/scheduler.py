@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from .draft import NOTHING, Draft, Shape
-from .draft_length import DraftLength
+from .draft_length import DraftLength, Grounds
 from .prefixes import common
 from .request import Emission, Running
 
@@ -27,7 +28,9 @@ class Scheduler:
 
     def __init__(self, rows: int, max_seq_len: int, max_draft_len: int, draft_length: DraftLength | None = None) -> None:
         """``draft_length`` chooses for those that leave it open; None: they get the recipe's."""
-        self._rows, self._max_seq_len, self._max_draft_len = rows, max_seq_len, max_draft_len
+        self._rows, self._max_seq_len = rows, max_seq_len
+        self.max_draft_len = max_draft_len
+        """Tokens of a draft that the target can verify at once."""
         self._draft_length = draft_length
         self._waiting: list[Running] = []
         self._reading: Running | None = None
@@ -80,9 +83,15 @@ class Scheduler:
         self._running.append(self._reading)
         self._reading = None
 
-    def plan(self) -> Plan:
-        """All that run, each with as long a draft as is chosen for it, as it can still emit before its last token, and as fits."""
-        chosen = self._draft_length.choose(self._running) if self._draft_length is not None else {}
+    @property
+    def chooses(self) -> bool:
+        """Whether it is for the scheduler to say how long drafts are."""
+        return self._draft_length is not None
+
+    def plan(self, grounds: Grounds = MappingProxyType({})) -> Plan:
+        """All that run, each with as long a draft as is chosen for it by what it would rest on, as it can still emit before its last
+        token, and as fits."""
+        chosen = self._draft_length.choose(self._running, grounds) if self._draft_length is not None else {}
         return Plan(
             tuple(self._running),
             tuple(self._bounded(sequence, chosen.get(sequence.id, sequence.request.shape)) for sequence in self._running),
@@ -92,8 +101,8 @@ class Scheduler:
         if sequence.request.method == "off":
             return NOTHING
         room = self._max_seq_len - len(sequence.tokens)
-        length = max(0, min(shape.length, self._max_draft_len, sequence.wanted - 1, room))
-        budget = max(length, min(shape.budget, self._max_draft_len))
+        length = max(0, min(shape.length, self.max_draft_len, sequence.wanted - 1, room))
+        budget = max(length, min(shape.budget, self.max_draft_len))
         # A tree's proposer may read as many nodes on each level as may stay, and its row has to hold them all.
         fits = 0 < length * (budget - length + 1) <= room
         return Shape(length, budget) if shape.branches and fits else Shape.chain(length)

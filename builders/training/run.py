@@ -184,6 +184,7 @@ def _trainer(wanted: Wanted, preparation: Preparation, chosen: DraftVocabulary) 
     spec = head_spec(wanted.role, target, len(chosen.ids), wanted.exit_layer)
     return Trainer(
         spec,
+        kept_taps(target, wanted.exit_layer),
         initial(spec, weights, target.num_layers, seed=wanted.settings.seed),
         torch.from_numpy(weights.read("embedding")),
         torch.from_numpy(weights.read("head")[chosen.ids]),

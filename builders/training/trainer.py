@@ -56,16 +56,28 @@ class Trainer:
     """One head being trained."""
 
     def __init__(
-        self, spec: HeadSpec, parameters: dict[str, Tensor], embedding: Tensor, head: Tensor, ids: Tensor, eps: float, settings: Settings
+        self,
+        spec: HeadSpec,
+        kept: tuple[int, ...],
+        parameters: dict[str, Tensor],
+        embedding: Tensor,
+        head: Tensor,
+        ids: Tensor,
+        eps: float,
+        settings: Settings,
     ) -> None:
         """
         Args:
+            kept: Taps of the samples' hidden states; those of ``spec`` lie side by side among them.
             embedding: [V,H] the target's.
             head: [V_draft,H] rows of the target's LM head.
             ids: [V_draft] the target's token of each draft id.
         """
         self.spec, self.parameters, self._settings = spec, parameters, settings
         self._head, self._ids = head.bfloat16(), ids
+        first = kept.index(spec.taps[0])
+        assert kept[first : first + len(spec.taps)] == spec.taps, f"taps {spec.taps} of {kept}"
+        self._read = slice(first * spec.hidden_size, (first + len(spec.taps)) * spec.hidden_size)
         self._network: LayerNetwork | MedusaNetwork | ExitNetwork
         if isinstance(spec, MedusaHead):
             self._network = MedusaNetwork(spec, parameters)
@@ -158,9 +170,7 @@ class Trainer:
     def _steps(self, batch: Batch, chances: Tensor | None) -> Iterable[Step]:
         """The steps from every base; ``chances`` [R] in [0,1) says how far each goes, None: all the way."""
         start = bases(batch)
-        size = self.spec.hidden_size
-        last = self.spec.role in ("mtp", "medusa")
-        features = batch.hidden[..., -size:] if last else batch.hidden[..., : size * len(self.spec.taps)]
+        features = batch.hidden[..., self._read]
         if isinstance(self._network, MedusaNetwork):
             return medusa_steps(self._network, batch, features, start)
         if isinstance(self._network, ExitNetwork):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..draft import Draft
+from ..ground import Ground, copied
 from ..request import Running
 
 
@@ -80,6 +81,10 @@ class Proposer(ABC):
         Positions before the first that is seen were known before the request came, from a text that begins alike.
         """
 
+    def ground(self, ask: Ask) -> Ground | None:
+        """What a draft for ``ask`` would rest on; None: there would be none. Asked before the length of the draft is chosen."""
+        return Ground()
+
     @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A draft for each of ``asks``, in order; an empty one where there is nothing to propose.
@@ -98,6 +103,10 @@ class Retriever(Proposer):
     @abstractmethod
     def match(self, ask: Ask) -> int:
         """Tokens of the text's end that the draft for ``ask`` goes on from; 0 where it would be empty."""
+
+    def ground(self, ask: Ask) -> Ground | None:
+        """The longer the match, the more of a copy is right."""
+        return copied(self.match(ask))
 
 
 class Composite(Proposer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..draft import Draft
+from ..ground import Ground, copied
 from .base import Ask, Composite, Proposer, Retriever
 
 
@@ -16,6 +17,11 @@ class HybridProposer(Composite):
         super().__init__(retrieval, model)
         self._retrieval, self._model = retrieval, model
         self._min_match = min_match
+
+    def ground(self, ask: Ask) -> Ground | None:
+        """Of whichever would draft."""
+        match = self._retrieval.match(ask)
+        return copied(match) if match >= self._min_match else self._model.ground(ask)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         retrieved = [self._retrieval.match(ask) >= self._min_match for ask in asks]

@@ -88,6 +88,7 @@ class World:
         spec = head_spec(role, self.target, len(ids), self.exit_layer)
         return Trainer(
             spec,
+            kept_taps(self.target, self.exit_layer),
             initial(spec, self.weights, self.target.num_layers, seed=0),
             torch.from_numpy(self.weights.read("embedding")),
             torch.from_numpy(self.weights.read("head")[ids]),

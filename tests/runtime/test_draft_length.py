@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specbuild.bundle import StepCost
-from specbuild.runtime.acceptance_record import MethodRecord
-from specbuild.runtime.draft import Shape
+from specbuild.runtime.acceptance_record import Record
+from specbuild.runtime.draft import NOTHING, Shape
 from specbuild.runtime.draft_length import TRY_AGAIN, DraftLength, DraftTimes
+from specbuild.runtime.ground import Ground
 from specbuild.runtime.pace import LARGEST, SMALLEST, Pace
 from specbuild.runtime.prefixes import Prefixes
 from specbuild.runtime.request import Request
@@ -98,6 +99,43 @@ def test_it_changes_back_when_acceptance_comes_back() -> None:
     assert settled(chooser, [sequence()], rate=0.95, rounds=3000) >= 3
 
 
+def grounds_settle(chooser: DraftLength, running: list[Any], rates: dict[Ground, float], rounds: int = 600) -> dict[Ground, set[int]]:
+    """Lengths chosen on each ground in the last 100 rounds, where drafts rest on one after the other and are accepted at its rate."""
+    random, chosen = np.random.default_rng(1), []
+    for turn in range(rounds):
+        grounds = {one.id: list(rates)[(turn + one.id) % len(rates)] for one in running}
+        shapes = chooser.choose(running, grounds)
+        for one in running:
+            length = shapes[one.id].length
+            accepted = run(random.random(length) < rates[grounds[one.id]])
+            chooser.observe(one, shapes[one.id], length, accepted, accepted < length)
+            chosen.append((grounds[one.id], length))
+    last = chosen[-100 * len(running) :]
+    return {ground: {length for given, length in last if given == ground} for ground in rates}
+
+
+def test_a_draft_is_as_long_as_what_it_rests_on_is_worth() -> None:
+    weak, strong = Ground(copied=True, match=1), Ground(copied=True, match=8)
+    lengths = grounds_settle(DraftLength(LONGEST, times(1.0, 0.1), {}), [sequence()], {weak: 0.05, strong: 0.97})
+    assert min(lengths[strong]) >= 6
+    assert lengths[weak] <= {0, 1}
+
+
+def test_who_asks_a_model_need_not_draft_as_far_as_who_copies() -> None:
+    thought, copy = Ground(), Ground(copied=True, match=8)
+    chooser = DraftLength(LONGEST, times(1.0, 0.02), {"hybrid": DraftTimes(times(0.4, 0.0))})
+    lengths = grounds_settle(chooser, [sequence(0, "hybrid"), sequence(1, "hybrid")], {thought: 0.5, copy: 0.97})
+    assert min(lengths[copy]) >= 6
+    assert max(lengths[thought]) <= 3
+
+
+def test_where_there_is_nothing_to_draft_nothing_is_tried() -> None:
+    chooser = DraftLength(LONGEST, times(1.0, 0.01), {})
+    shapes = [chooser.choose([sequence()], {0: None})[0] for _ in range(2 * TRY_AGAIN)]
+    assert set(shapes) == {NOTHING}
+    assert chooser.choose([sequence()], {0: Ground(copied=True, match=2)})[0].length > 0
+
+
 def test_who_fixed_a_length_keeps_it_and_off_is_left_alone() -> None:
     chooser = DraftLength(LONGEST, times(1.0, 0.01), {})
     running = [sequence(0, fixed=True), sequence(1, method="off"), sequence(2)]
@@ -150,7 +188,7 @@ def test_who_allows_no_tree_has_its_chain_beside_one() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, LONGEST), st.booleans()), max_size=60))
 def test_rates_stay_between_0_and_1(rounds: list[tuple[int, bool]]) -> None:
-    record = MethodRecord(LONGEST)
+    record = Record(LONGEST)
     for accepted, failed in rounds:
         record.observe(LONGEST, accepted, failed and accepted < LONGEST)
     assert all(0 <= rate <= 1 for rate in record.rates)

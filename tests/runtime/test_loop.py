@@ -15,6 +15,7 @@ from toy_engine import ASCII, EOS, MAX_SEQ_LEN, VOCABULARY, Toys, invariant, toy
 from specbuild.runtime.acceptance import RULES
 from specbuild.runtime.draft import Draft
 from specbuild.runtime.generator import Completion, Generator
+from specbuild.runtime.ground import Ground
 from specbuild.runtime.law import Law
 from specbuild.runtime.proposers.base import Ask, Proposer
 from specbuild.runtime.proposers.draft_model import DraftModelProposer
@@ -247,3 +248,29 @@ def test_a_prompt_that_took_several_gaps_joins_in_a_gap_of_its_own(toys: Toys, m
     assert gaps([1, 2, 3], 1) == [[2, "joins"]]
     assert gaps([4] * 10, 5) == [[4], [4], [1], ["joins"], []]
     assert gaps([5] * 4, 2) == [[3, "joins"], []], "a short one is read and joins at once"
+
+
+class Choosy(TreeProposer):
+    """Has nothing to go on after every other token."""
+
+    def __init__(self, toys: Toys) -> None:
+        super().__init__(toys)
+        self.asked: dict[bool, set[int]] = {False: set(), True: set()}
+
+    def ground(self, ask: Ask) -> Ground | None:
+        return Ground() if len(ask.tokens) % 2 else None
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        for ask in asks:
+            self.asked[bool(len(ask.tokens) % 2)].add(ask.draft_len)
+        return super().propose(asks)
+
+
+def test_where_lengths_are_chosen_what_a_draft_would_rest_on_is_asked_first(toys: Toys) -> None:
+    choosy = Choosy(toys)
+    params = SamplingParams(temperature=1, seed=3, max_tokens=40, ignore_eos=True, speculation="ngram")
+    generator = toys.generator(interactive=True, proposers={"ngram": choosy})
+    (answer,) = checked_generate(generator, [[5, 6]], [params])
+    assert answer.token_ids == plainly(toys.target, generator, [5, 6], params).tokens
+    assert choosy.asked[False] == {0}
+    assert max(choosy.asked[True]) > 1

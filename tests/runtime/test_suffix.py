@@ -17,6 +17,7 @@ from toy_engine import EOS, VOCABULARY, Toys, toys
 
 from specbuild.errors import RequestError
 from specbuild.runtime.draft import Draft
+from specbuild.runtime.ground import Ground
 from specbuild.runtime.proposers.base import Ask
 from specbuild.runtime.proposers.hybrid import HybridProposer
 from specbuild.runtime.proposers.ngram import NgramProposer
@@ -247,6 +248,8 @@ def test_hybrid_retrieves_exactly_where_the_match_is_long_enough(
         hybrid.read(sequence, len(sequence.tokens) - 1)
     ask = Ask(sequences[0], 2)
     assert found.match(ask) == match
+    assert found.ground(ask) == (Ground(copied=True, match=match) if match else None)
+    assert hybrid.ground(ask) == (Ground(copied=True, match=match) if match >= min_match else Ground())
     drafts = hybrid.propose([ask, Ask(sequences[1], 2)])
     assert drafts[0].tokens[:1] == ((8,) if match >= min_match else (23,))
     assert drafts[1].tokens == (22, 22)
