@@ -61,6 +61,8 @@ class Draft:
     laws: tuple[Law, ...] | None = None
     """The law that each token was really drawn from, its earlier siblings still in it; None: nothing was drawn, or the rule of acceptance
     does not ask."""
+    confidence: tuple[float, ...] | None = None
+    """How likely its proposer takes each token to be the target's, given that its parent is; None: it does not say."""
 
     EMPTY: ClassVar[Draft]
 
@@ -68,11 +70,20 @@ class Draft:
         assert len(self.parents) == len(self.tokens), "one parent a token"
         assert all(ROOT <= parent < node for node, parent in enumerate(self.parents)), "parents come before their children"
         assert self.laws is None or len(self.laws) == len(self.tokens), "one law a token"
+        assert self.confidence is None or len(self.confidence) == len(self.tokens), "one confidence a token"
 
     @classmethod
     def chain(cls, tokens: Sequence[int], laws: Sequence[Law] | None = None) -> Draft:
         """Each token the child of the one before it."""
         return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), None if laws is None else tuple(laws))
+
+    def cut(self, length: int) -> Draft:
+        """The first ``length`` tokens of a chain."""
+        if length >= len(self):
+            return self
+        assert self.is_chain, "a tree has no first tokens"
+        laws, confidence = (None if each is None else each[:length] for each in (self.laws, self.confidence))
+        return Draft(self.tokens[:length], self.parents[:length], laws, confidence)  # type: ignore[arg-type]  # each keeps its type
 
     def __len__(self) -> int:
         return len(self.tokens)

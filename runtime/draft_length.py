@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil
+from operator import mul
 from types import MappingProxyType
 
 from .acceptance_record import Record, Records, expected
-from .draft import NOTHING, Shape
+from .calibration import Calibration
+from .draft import NOTHING, Draft, Shape
 from .ground import Ground
 from .request import Running
 from .step_times import StepTimes
@@ -72,6 +75,7 @@ class DraftLength:
         """Of chains of each sequence that runs."""
         self._grounds: Grounds = {}
         """Of this round."""
+        self._calibration = Calibration()
         self._current = Shape.chain(min(4, longest))
         self._idle_rounds = 0
 
@@ -94,6 +98,38 @@ class DraftLength:
                 self._idle_rounds, shape, thought = 0, Shape.chain(1), 1
         return chosen | {sequence.id: self._given(sequence, shape, thought) for sequence in open_}
 
+    def cut(self, running: Sequence[Running], drafts: Sequence[Draft]) -> list[Draft]:
+        """``drafts`` without what would cost more to verify than it brings, as far as their proposers say how sure they are.
+
+        They are cut at one length, which maximises Σ E / t as in ``choose``, with E of just these tokens and what was spent on them in t.
+        """
+        sure: dict[Hashable, list[float]] = {
+            sequence.id: [0.0, *accumulate(accumulate(self._chances(sequence.request.method, draft.confidence), mul))]
+            for sequence, draft in zip(running, drafts, strict=True)
+            if draft.confidence and not sequence.request.draft_len_fixed
+        }
+        if not sure:
+            return list(drafts)
+        others = [(sequence, len(draft)) for sequence, draft in zip(running, drafts, strict=True) if sequence.id not in sure and len(draft)]
+        batch, widest = len(running), max((length for _, length in others), default=0)
+        base = batch + sum(expected(self._rates(sequence, Shape.chain(0)))[min(length, self._longest)] for sequence, length in others)
+        drafted = Shape.chain(max(map(len, sure.values())) - 1)
+        context = self._context(running)
+        models = {times for sequence in running if sequence.id in sure and (times := self._times(sequence)) is not None}
+        spent = sum(times.seconds(batch, drafted, context) for times in models)
+
+        def speed(length: int) -> float:
+            tokens = base + sum(gains[min(length, len(gains) - 1)] for gains in sure.values())
+            return tokens / (self._target.seconds(batch, 1 + max(widest, length), context) + spent)
+
+        length = max(range(drafted.length, -1, -1), key=speed)
+        return [draft.cut(length) if sequence.id in sure else draft for sequence, draft in zip(running, drafts, strict=True)]
+
+    def learn(self, sequence: Running, draft: Draft, accepted: int, failed: bool) -> None:
+        """How sure a chain was, and what became of it."""
+        for place, confidence in enumerate((draft.confidence or ())[: accepted + failed]):
+            self._calibration.observe(sequence.request.method, place, confidence, place < accepted)
+
     def observe(self, sequence: Running, asked: Shape, drafted: int, accepted: int, failed: bool) -> None:
         """What became of a round's draft; ``failed``: it went on after the accepted tokens and was rejected there."""
         ground = self._grounds.get(sequence.id)
@@ -112,7 +148,7 @@ class DraftLength:
 
     def _best(self, open_: Sequence[Running], batch: int, fixed: int) -> tuple[Shape, int]:
         """The shape for all, and how long the drafts are of those that ask a model."""
-        context = max(len(sequence.tokens) for sequence in open_) // CONTEXT_STEP * CONTEXT_STEP
+        context = self._context(open_)
         models = {sequence.id: times for sequence in open_ if (times := self._times(sequence)) is not None}
         gains: dict[tuple[Hashable, int], tuple[float, list[float]]] = {}
 
@@ -151,6 +187,12 @@ class DraftLength:
         if speed(best, thoughts(best)) > HYSTERESIS * speed(self._current, thoughts(self._current)):
             self._current = best
         return self._current, thoughts(self._current)
+
+    def _context(self, sequences: Sequence[Running]) -> int:
+        return max(len(sequence.tokens) for sequence in sequences) // CONTEXT_STEP * CONTEXT_STEP
+
+    def _chances(self, method: str, confidence: Sequence[float]) -> list[float]:
+        return [self._calibration.chance(method, place, one) for place, one in enumerate(confidence)]
 
     def _given(self, sequence: Running, shape: Shape, thought: int) -> Shape:
         """What ``sequence`` gets of ``shape``; of a model no more than ``thought`` deep."""

@@ -36,7 +36,7 @@ class Loop:
         began = perf_counter()
         plan = self.scheduler.plan(self._grounds() if self.scheduler.chooses else {})
         self.verifier.check(plan)
-        drafts = self._propose(plan)
+        drafts = self.scheduler.cut(plan, self._propose(plan))
         scores = self.verifier.score(plan, drafts)
         verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
         self._observe(plan.sequences, self.verifier.commit(plan, verdicts))
@@ -116,7 +116,8 @@ class Loop:
         drafts: dict[Hashable, Draft] = {}
         for method in {sequence.request.method for sequence in plan.sequences} - {"off"}:
             wanted = [(s, shape) for s, shape in zip(plan.sequences, plan.shapes, strict=True) if s.request.method == method]
-            asks = [Ask(s, shape.length, budget=shape.budget) for s, shape in wanted]
+            weighed = self.scheduler.chooses
+            asks = [Ask(s, p.length, budget=p.budget, weighed=weighed and not s.request.draft_len_fixed) for s, p in wanted]
             for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
                 assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
                 assert ask.branches or draft.is_chain, f"{method} drafted a tree, a chain was asked for"

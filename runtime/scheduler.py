@@ -107,11 +107,16 @@ class Scheduler:
         fits = 0 < length * (budget - length + 1) <= room
         return Shape(length, budget) if shape.branches and fits else Shape.chain(length)
 
+    def cut(self, plan: Plan, drafts: Sequence[Draft]) -> list[Draft]:
+        """``drafts`` as far as they are worth verifying, where it is for the scheduler to say."""
+        return list(drafts) if self._draft_length is None else self._draft_length.cut(plan.sequences, drafts)
+
     def observe(self, plan: Plan, drafts: Sequence[Draft], emissions: Sequence[Emission]) -> None:
         """Learn from a round what was accepted."""
         if self._draft_length is not None:
             for sequence, asked, draft, emission in zip(plan.sequences, plan.shapes, drafts, emissions, strict=True):
                 self._draft_length.observe(sequence, asked, len(draft), emission.accepted, emission.failed)
+                self._draft_length.learn(sequence, draft, emission.accepted, emission.failed)
                 if asked.branches:  # a chain would have been the first branch, and says what one is worth
                     chain = [draft.tokens[node] for node in draft.first_branch]
                     kept = common(np.array(chain, np.int64), np.array(emission.tokens))

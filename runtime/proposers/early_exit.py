@@ -6,6 +6,7 @@ They draft in the target's rows, past what is valid there: what they read, the p
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,7 +31,8 @@ class EarlyExitProposer(Proposer):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         cache = self._model.cache
-        growths = [Growth(ask.chain) for ask in asks]
+        # Never cut: the pass that verifies goes on from just what has been read here.
+        growths = [Growth(replace(ask.chain, weighed=False)) for ask in asks]
         lengths: dict[Hashable, int] = {growth.sequence.id: cache.length(growth.sequence.id) for growth in growths if growth.open}
         # The view of the pass that will verify: a view that changed in between would forget what has been read ahead.
         view = max(cache.lengths.tolist(), default=0) + self._longest

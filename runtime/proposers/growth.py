@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from math import inf, log
+from math import exp, inf, log
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ from specbuild.errors import RequestError
 from ..draft import ROOT, Draft
 from ..law import Law
 from .base import Ask
+
+RIVALS = 4
+"""Tokens that the confidence in a single one is measured against."""
+LEAST = 0.1
+"""A weighed chain does not go on from a path that is less likely."""
 
 Level = tuple[tuple[int, ...], tuple[int, ...]]
 """Tokens to be fed, and the parents of all drafted ones that have been fed so far, theirs last (as in ``Feed``)."""
@@ -67,6 +72,8 @@ class Growth:
         self._ask = ask
         self._extra = ask.budget - ask.draft_len
         """Nodes beside the first branch, at most."""
+        # Where laws are needed a token must not be left out for what it is.
+        self._weighed = ask.weighed and not ask.branches and not ask.sequence.rule.needs_laws
         self._root = Node(ROOT, None, None, 0, first=True, confidence=0.0, worth=0.0)
         self._nodes: list[Node] = []
         self._fed: list[Node] = []
@@ -105,7 +112,8 @@ class Growth:
     def draft(self) -> Draft:
         """What has grown, with its laws where the rule of acceptance asks for them."""
         laws = tuple(node.law for node in self._nodes if node.law is not None) if self.sequence.rule.needs_laws else None
-        return Draft(tuple(node.token for node in self._nodes), self._parents(self._nodes), laws)
+        shares = tuple(exp(node.confidence - node.parent.confidence) for node in self._nodes if node.parent) if self._weighed else None
+        return Draft(tuple(node.token for node in self._nodes), self._parents(self._nodes), laws, shares)
 
     def _parents(self, nodes: Sequence[Node]) -> tuple[int, ...]:
         """Of each of ``nodes``, the place of its parent among them."""
@@ -121,7 +129,10 @@ class Growth:
         nodes = [*self._nodes, *grown]
         best = set(nlargest(self._extra, (node for node in nodes if not node.first), key=lambda node: node.worth))
         self._nodes = [node for node in nodes if node.first or node in best]
-        self.open = [node for node in grown if (node.first or node in best) and node.depth < self._ask.draft_len]
+        least = log(LEAST) if self._weighed else -inf
+        self.open = [
+            node for node in grown if (node.first or node in best) and node.depth < self._ask.draft_len and node.confidence >= least
+        ]
 
     def _children(self, node: Node, row: NDArray[np.float32], branch: int) -> list[Node]:
         """As many as might stay. None where all that the proposer can draft is forbidden: the target may know more tokens."""
@@ -131,11 +142,12 @@ class Growth:
                 law = sequence.transforms.draft_law(row, sequence.context, count)
         except RequestError:
             return []
-        tokens = sequence.rule.choose_children(law, sequence.randomness, len(before), count, branch)
-        shares = self._shares(row, law, tokens, len(before)) if self._extra else np.ones(1)
+        beside = max(count, RIVALS) if self._weighed else count  # how sure a foreseen token is its rivals say
+        tokens = sequence.rule.choose_children(law, sequence.randomness, len(before), beside, branch)
+        shares = self._shares(row, law, tokens, len(before)) if self._extra or self._weighed else np.ones(1)
         children: list[Node] = []
         worth, left = node.worth, 1.0
-        for token, share in zip(tokens, shares.tolist(), strict=True):
+        for token, share in zip(tokens[:count], shares.tolist()[:count], strict=True):
             confidence = node.confidence + _log(share)
             if sequence.rule.needs_laws:
                 worth, left = min(worth, node.confidence + _log(left)), left - share

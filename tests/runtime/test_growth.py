@@ -22,7 +22,7 @@ from specbuild.runtime.context import Context
 from specbuild.runtime.draft import Draft, Shape
 from specbuild.runtime.proposers.base import Ask
 from specbuild.runtime.proposers.draft_model import DraftModelProposer
-from specbuild.runtime.proposers.growth import Growth
+from specbuild.runtime.proposers.growth import LEAST, Growth
 from specbuild.runtime.request import Running
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.scheduler import Scheduler
@@ -168,9 +168,38 @@ def test_a_tree_accepts_at_least_what_its_chain_does(toys: Toys, temperature: fl
     assert rounds[7] < 0.95 * rounds[0]
 
 
+def sureness(sequence: Running, path: Sequence[int], token: int, temperature: float) -> float:
+    """The token's probability; where the noise is known, its share beside the three that come next."""
+    scores = log_shares(MIDDLE, [*sequence.tokens, *path])
+    if temperature:
+        scores = np.sort(scores + sequence.randomness.noise(np.arange(VOCABULARY), len(path)))[-4:]
+        return float(np.exp(scores[-1]) / np.exp(scores).sum())
+    return float(np.exp(scores[token]))
+
+
+@pytest.mark.parametrize(("rule", "temperature"), [*((rule, 0.0) for rule in RULES), ("coupled", 1.0)])
+def test_a_weighed_chain_says_how_sure_it_is_and_ends_where_it_is_not(toys: Toys, rule: str, temperature: float) -> None:
+    """Where laws are needed it may do neither."""
+    proposer, alone = DraftModelProposer(model(MIDDLE)), DraftModelProposer(model(MIDDLE))
+    sequence, lengths = started(toys, rule, proposer, alone, temperature=temperature), set()
+    for turn in range(12):
+        (weighed,), (chain,) = proposer.propose([Ask(sequence, 5, weighed=True)]), alone.propose([Ask(sequence, 5)])
+        lengths.add(len(weighed))
+        assert weighed.tokens == chain.tokens[: len(weighed)]
+        if weighed.confidence is not None:
+            drafted = weighed.tokens
+            shares = [sureness(sequence, drafted[:place], token, temperature) for place, token in enumerate(drafted)]
+            assert weighed.confidence == pytest.approx(shares, rel=1e-4)
+            assert np.prod(shares[:-1]) >= LEAST
+            assert len(weighed) == 5 or np.prod(shares) < LEAST
+        sequence.context.push(turn)
+    assert (lengths == {5}) == RULES[rule].needs_laws == (weighed.confidence is None)
+
+
+@pytest.mark.parametrize("budget", [0, 7])
 @pytest.mark.parametrize("method", ["draft_model", "ngram", "hybrid", "cascade"])
-def test_a_service_that_chooses_between_chains_and_trees_writes_what_plain_decoding_does(toys: Toys, method: str) -> None:
-    generator = toys.generator(interactive=True, settings={"tree_budget": 7})
+def test_a_service_that_chooses_between_chains_and_trees_writes_what_plain_decoding_does(toys: Toys, method: str, budget: int) -> None:
+    generator = toys.generator(interactive=True, settings={"tree_budget": budget})
     chooser, params = generator.loop.scheduler._draft_length, SamplingParams(seed=3, max_tokens=40, ignore_eos=True, speculation=method)
     assert chooser is not None
     chooser._drafts = {}  # which cost as much as the target's here, where nothing would pay
@@ -180,7 +209,7 @@ def test_a_service_that_chooses_between_chains_and_trees_writes_what_plain_decod
     prompts = [[seed, 2, 3, 2] for seed in range(9)]
     for prompt, answer in zip(prompts, generator.generate(prompts, params), strict=True):
         assert answer.token_ids == plainly(toys.target, generator, prompt, params).tokens
-    assert {shape.branches for shape in chosen} == {False, True}
+    assert {shape.branches for shape in chosen} == {False, budget > 0}
 
 
 def replaced(params: SamplingParams, **changes: Any) -> SamplingParams:
