@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from torch import Tensor
 
 from ..head_spec import ExitAdapter, HeadSpec, LayerHead, MedusaHead
@@ -46,7 +46,8 @@ def export(
     if not isinstance(spec, ExitAdapter):  # an exit drafts by the target's whole head
         tensors |= {D2T: ids - np.arange(len(ids)), T2D: np.isin(np.arange(total), ids)}
         config["draft_vocab_size"] = len(ids)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    # Not by save_file, whose files nobody but their owner may read.
+    (folder / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
     for name, content in (("config.json", config), (PROVENANCE, provenance)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
