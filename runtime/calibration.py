@@ -1,8 +1,10 @@
-"""How often drafts that were so sure were right: a proposer's confidence, set right by what became of it."""
+"""Drafts that say how sure they are: how often those so sure were right, and what drafting with cuts brings and costs on the whole."""
 
 from __future__ import annotations
 
-from .acceptance_record import DECAY, PRIOR_WEIGHT
+from collections.abc import Iterator
+
+from .acceptance_record import DECAY, PRIOR, PRIOR_WEIGHT
 
 LEVELS = 10
 """Of confidence that are told apart."""
@@ -28,3 +30,36 @@ class Calibration:
 
     def _key(self, method: str, place: int, confidence: float) -> tuple[str, bool, int]:
         return method, place == 0, min(LEVELS - 1, int(confidence * LEVELS))
+
+
+class Outcome:
+    """Decayed means over rounds in which one method drafted as far as it was sure, and the draft was cut."""
+
+    def __init__(self) -> None:
+        """Hopeful: one token of two was kept, on the average of ``PRIOR_WEIGHT`` rounds."""
+        self._rounds = PRIOR_WEIGHT
+        self._accepted = 2 * PRIOR * PRIOR_WEIGHT
+        self._drafted = 2 * PRIOR_WEIGHT
+        self._verified = {2: PRIOR_WEIGHT}
+
+    def observe(self, drafted: int, verified: int, accepted: int) -> None:
+        """Tokens of a draft, those that were left of it, and those that were accepted."""
+        self._rounds = self._rounds * DECAY + 1
+        self._accepted = self._accepted * DECAY + accepted
+        self._drafted = self._drafted * DECAY + drafted
+        self._verified = {length: count * DECAY for length, count in self._verified.items()}
+        self._verified[verified] = self._verified.get(verified, 0.0) + 1
+
+    @property
+    def accepted(self) -> float:
+        """Tokens a round."""
+        return self._accepted / self._rounds
+
+    @property
+    def drafted(self) -> float:
+        """Tokens a round."""
+        return self._drafted / self._rounds
+
+    def verified(self) -> Iterator[tuple[int, float]]:
+        """(tokens left of a draft, in what share of rounds)"""
+        return ((length, count / self._rounds) for length, count in self._verified.items())

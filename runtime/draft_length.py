@@ -7,22 +7,22 @@ right twice as often as after one), c the share of rounds in which there is anyt
     t(k) = T_target(B, n + 1) + k · T_draft(B, n/k)   seconds that the round takes where anybody drafts (Medusa: one draft pass)
 
 and the depth k and the number of tokens n (k in a chain, the budget of a tree) maximise Σ E / t over the sequences of the batch, which
-share the pass. Where some copy, which is free, and others ask a model, those others may be given fewer. k = 0 is a choice like the
-others: it is plain decoding. This is the speed-up of 2211.17192 with measured times in place of its cost ratio; T(B, 1)/T(B, n + 1) is
-known as target efficiency.
+share the pass. k = 0 is a choice like the others: it is plain decoding. This is the speed-up of 2211.17192 with measured times in place
+of its cost ratio; T(B, 1)/T(B, n + 1) is known as target efficiency.
+
+A model that says how sure it is of its tokens drafts as far as it is sure enough, or not at all, as rounds so drafted paid so far; and
+its draft is cut where the chances of just these tokens say that verifying more would cost more than it brings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import ceil
-from operator import mul
 from types import MappingProxyType
 
-from .acceptance_record import Record, Records, expected
-from .calibration import Calibration
+from .acceptance_record import PRIOR, Record, Records, expected
+from .calibration import Calibration, Outcome
 from .draft import NOTHING, Draft, Shape
 from .ground import Ground
 from .request import Running
@@ -36,6 +36,8 @@ TRY_AGAIN = 32
 """Rounds without drafts after which one token is drafted again, to see whether it still does not pay."""
 CONTEXT_STEP = 64
 """Contexts are rounded to multiples of this many tokens."""
+SURE = 0.9
+"""Of a chain that is at least so likely another token is always drafted: how dear that is decides whether there is a draft at all."""
 DEEPEST = 10
 """Levels of a tree that are worth weighing."""
 
@@ -62,6 +64,10 @@ class DraftTimes:
             return one * min(length, 1)
         return self.step.seconds(batch, ceil(shape.budget / length), context) * length
 
+    def thinking(self, batch: int, tokens: float, context: int) -> float:
+        """Seconds of drafting ``tokens`` of a chain, on the average."""
+        return self.step.seconds(batch, 1, context) * (min(1.0, tokens) if self.at_once else tokens)
+
 
 class DraftLength:
     """Chooses one shape a round for all that leave it open; who allows no tree of that size gets the largest that it allows."""
@@ -76,7 +82,12 @@ class DraftLength:
         self._grounds: Grounds = {}
         """Of this round."""
         self._calibration = Calibration()
+        self._outcomes: dict[tuple[str, Ground], Outcome] = {}
+        """Of those that say how sure they are."""
+        self._drafted: dict[Hashable, int] = {}
+        """Tokens of this round's drafts before they were cut, of those."""
         self._current = Shape.chain(min(4, longest))
+        self._think = True
         self._idle_rounds = 0
 
     def choose(self, running: Sequence[Running], grounds: Grounds = MappingProxyType({})) -> dict[Hashable, Shape]:
@@ -90,43 +101,59 @@ class DraftLength:
         if not open_:
             return chosen
         fixed = max((sequence.request.shape.budget for sequence in drafting if sequence.request.draft_len_fixed), default=0)
-        shape, thought = self._best(open_, len(running), fixed)
+        shape, think = self._best(open_, len(running), fixed)
         self._records.pass_by(shape)
-        if shape.length == 0:
+        if shape.length == 0 and not think:
             self._idle_rounds += 1
             if self._idle_rounds >= TRY_AGAIN:
-                self._idle_rounds, shape, thought = 0, Shape.chain(1), 1
-        return chosen | {sequence.id: self._given(sequence, shape, thought) for sequence in open_}
+                self._idle_rounds, shape, think = 0, Shape.chain(1), True
+        thought = Shape.chain(self._longest) if think else NOTHING
+        return chosen | {one.id: _allowed(one, shape) if self._outcome(one) is None else thought for one in open_}
+
+    def least(self, sequence: Running, batch: int) -> float | None:
+        """How likely all of a chain must be to be worth another token: see ``Ask``. It costs a pass of the model and a wider one of the
+        target, and brings, if all before it is right, ``PRIOR`` of what a plain pass does."""
+        if sequence.request.draft_len_fixed or sequence.request.tree_budget:
+            return None
+        context, times = self._context([sequence]), self._times(sequence)
+        if times is None:
+            return 0.0
+        wider = (self._target.seconds(batch, 1 + self._longest, context) - self._target.seconds(batch, 2, context)) / max(
+            1, self._longest - 1
+        )
+        drafting = 0.0 if times.at_once else times.seconds(batch, Shape.chain(1), context)
+        return min(SURE, (drafting + wider) / (PRIOR * self._target.seconds(batch, 1, context)))
 
     def cut(self, running: Sequence[Running], drafts: Sequence[Draft]) -> list[Draft]:
         """``drafts`` without what would cost more to verify than it brings, as far as their proposers say how sure they are.
 
         They are cut at one length, which maximises Σ E / t as in ``choose``, with E of just these tokens and what was spent on them in t.
         """
-        sure: dict[Hashable, list[float]] = {
-            sequence.id: [0.0, *accumulate(accumulate(self._chances(sequence.request.method, draft.confidence), mul))]
-            for sequence, draft in zip(running, drafts, strict=True)
-            if draft.confidence and not sequence.request.draft_len_fixed
-        }
-        if not sure:
+        said = {s.id: (s, d.confidence) for s, d in zip(running, drafts, strict=True) if d.confidence is not None and self._open(s)}
+        self._drafted = {owner: len(confidence) for owner, (_, confidence) in said.items()}
+        if not said:
             return list(drafts)
-        others = [(sequence, len(draft)) for sequence, draft in zip(running, drafts, strict=True) if sequence.id not in sure and len(draft)]
-        batch, widest = len(running), max((length for _, length in others), default=0)
-        base = batch + sum(expected(self._rates(sequence, Shape.chain(0)))[min(length, self._longest)] for sequence, length in others)
-        drafted = Shape.chain(max(map(len, sure.values())) - 1)
-        context = self._context(running)
-        models = {times for sequence in running if sequence.id in sure and (times := self._times(sequence)) is not None}
-        spent = sum(times.seconds(batch, drafted, context) for times in models)
+        sure = {owner: expected(self._chances(one.request.method, confidence)) for owner, (one, confidence) in said.items()}
+        others = [(one, len(draft)) for one, draft in zip(running, drafts, strict=True) if one.id not in said and len(draft)]
+        batch, widest, context = len(running), max((length for _, length in others), default=0), self._context(running)
+        base = batch + sum(expected(self._rates(one, Shape.chain(0)))[min(length, self._longest)] for one, length in others)
+        longest = max(self._drafted.values())
+        models = {times for one, _ in said.values() if (times := self._times(one)) is not None}
+        spent = sum(times.thinking(batch, longest, context) for times in models)
 
         def speed(length: int) -> float:
             tokens = base + sum(gains[min(length, len(gains) - 1)] for gains in sure.values())
             return tokens / (self._target.seconds(batch, 1 + max(widest, length), context) + spent)
 
-        length = max(range(drafted.length, -1, -1), key=speed)
-        return [draft.cut(length) if sequence.id in sure else draft for sequence, draft in zip(running, drafts, strict=True)]
+        best = max(range(longest, -1, -1), key=speed)
+        return [draft.cut(best) if one.id in sure else draft for one, draft in zip(running, drafts, strict=True)]
 
     def learn(self, sequence: Running, draft: Draft, accepted: int, failed: bool) -> None:
         """How sure a chain was, and what became of it."""
+        if sequence.id not in self._drafted:
+            return
+        outcome = self._outcomes.setdefault((sequence.request.method, self._grounds[sequence.id] or Ground()), Outcome())
+        outcome.observe(self._drafted[sequence.id], len(draft), accepted)
         for place, confidence in enumerate((draft.confidence or ())[: accepted + failed]):
             self._calibration.observe(sequence.request.method, place, confidence, place < accepted)
 
@@ -146,10 +173,12 @@ class DraftLength:
             for length in range(1, min(budget, DEEPEST + 1)):
                 yield Shape(length, budget)
 
-    def _best(self, open_: Sequence[Running], batch: int, fixed: int) -> tuple[Shape, int]:
-        """The shape for all, and how long the drafts are of those that ask a model."""
+    def _best(self, open_: Sequence[Running], batch: int, fixed: int) -> tuple[Shape, bool]:
+        """The shape for all but those that say how sure they are, and whether those are to draft."""
         context = self._context(open_)
-        models = {sequence.id: times for sequence in open_ if (times := self._times(sequence)) is not None}
+        thinking = {one.id: outcome for one in open_ if (outcome := self._outcome(one)) is not None}
+        others = [one for one in open_ if one.id not in thinking]
+        models = {times for one in others if (times := self._times(one)) is not None}
         gains: dict[tuple[Hashable, int], tuple[float, list[float]]] = {}
 
         def gain(sequence: Running, shape: Shape) -> tuple[float, float]:
@@ -160,44 +189,52 @@ class DraftLength:
             share, by_length = gains[key]
             return share, by_length[shape.length]
 
-        def speed(shape: Shape, thought: int | None = None) -> float:
-            """Tokens a second; ``thought``: see the result; None: as deep as the shape."""
-            tokens, nobody, thought = float(batch), 1.0, shape.length if thought is None else thought
-            for sequence in open_:
-                share, accepted = gain(sequence, self._given(sequence, shape, thought))
+        def speed(shape: Shape, think: bool) -> float:
+            """Tokens a second."""
+            tokens, nobody = float(batch), 1.0
+            for sequence in others:
+                share, accepted = gain(sequence, _allowed(sequence, shape))
                 tokens, nobody = tokens + share * accepted, nobody * (1 - share)
-            plain = self._target.seconds(batch, 1 + fixed, context)
-            drafting = self._target.seconds(batch, 1 + max(shape.budget, fixed), context)
-            asked = shape if thought == shape.length else Shape.chain(thought)
-            own = sum(times.seconds(batch, asked, context) for times in set(models.values()))
-            return tokens / (nobody * plain + (1 - nobody) * drafting + own)
+            own = sum(times.seconds(batch, shape, context) for times in models)
+            widths = [(0, 1.0)]
+            if think:
+                tokens += sum(outcome.accepted for outcome in thinking.values())
+                for one in open_:
+                    if one.id in thinking and (times := self._times(one)) is not None:
+                        own += times.thinking(batch, thinking[one.id].drafted, context) / len(thinking)
+                widths = [(n, share / len(thinking)) for outcome in thinking.values() for n, share in outcome.verified()]
+            for n, share in widths:
+                own += share * nobody * self._target.seconds(batch, 1 + max(n, fixed), context)
+                own += share * (1 - nobody) * self._target.seconds(batch, 1 + max(n, shape.budget, fixed), context)
+            return tokens / own
 
         largest = max(sequence.request.tree_budget for sequence in open_)
         if self._current.budget > max(largest, self._current.length):
             self._current = Shape.chain(self._current.length)  # those who allowed the tree have left
-        mixed, shapes = 0 < len(models) < len(open_), tuple(self._shapes(largest))
+        current = (self._current if others else NOTHING, self._think and bool(thinking))
+        shapes = self._shapes(largest) if others else [NOTHING]
+        best = max(((shape, think) for shape in shapes for think in ((False, True) if thinking else (False,))), key=lambda one: speed(*one))
+        if speed(*best) <= HYSTERESIS * speed(*current):
+            best = current
+        if others:
+            self._current = best[0]
+        if thinking:
+            self._think = best[1]
+        return best
 
-        def thoughts(shape: Shape) -> int:
-            return max(range(shape.length, -1, -1), key=lambda thought: speed(shape, thought)) if mixed else shape.length
+    def _open(self, sequence: Running) -> bool:
+        return sequence.request.method != "off" and not sequence.request.draft_len_fixed
 
-        best = max(shapes, key=speed)
-        if mixed:  # how far the others copy no longer depends on what a model is asked
-            thought = thoughts(best)
-            best = max(shapes, key=lambda shape: speed(shape, min(thought, shape.length)))
-        if speed(best, thoughts(best)) > HYSTERESIS * speed(self._current, thoughts(self._current)):
-            self._current = best
-        return self._current, thoughts(self._current)
+    def _outcome(self, sequence: Running) -> Outcome | None:
+        """None: it has not said yet how sure it is, or trees are weighed in place of that."""
+        ground = self._grounds[sequence.id]
+        return None if ground is None or sequence.request.tree_budget else self._outcomes.get((sequence.request.method, ground))
 
     def _context(self, sequences: Sequence[Running]) -> int:
         return max(len(sequence.tokens) for sequence in sequences) // CONTEXT_STEP * CONTEXT_STEP
 
     def _chances(self, method: str, confidence: Sequence[float]) -> list[float]:
         return [self._calibration.chance(method, place, one) for place, one in enumerate(confidence)]
-
-    def _given(self, sequence: Running, shape: Shape, thought: int) -> Shape:
-        """What ``sequence`` gets of ``shape``; of a model no more than ``thought`` deep."""
-        less = thought < shape.length and self._times(sequence) is not None
-        return _allowed(sequence, Shape.chain(thought) if less else shape)
 
     def _times(self, sequence: Running) -> DraftTimes | None:
         """Of the engine that drafts for it; None: its draft is copied, or costs nothing that is known."""

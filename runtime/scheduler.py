@@ -107,6 +107,10 @@ class Scheduler:
         fits = 0 < length * (budget - length + 1) <= room
         return Shape(length, budget) if shape.branches and fits else Shape.chain(length)
 
+    def least(self, sequence: Running) -> float | None:
+        """See ``Ask``."""
+        return None if self._draft_length is None else self._draft_length.least(sequence, len(self._running))
+
     def cut(self, plan: Plan, drafts: Sequence[Draft]) -> list[Draft]:
         """``drafts`` as far as they are worth verifying, where it is for the scheduler to say."""
         return list(drafts) if self._draft_length is None else self._draft_length.cut(plan.sequences, drafts)

@@ -25,8 +25,9 @@ class Ask:
     """Tokens to be taken as if they had been emitted: what a larger draft model has drafted so far. The next round may know better."""
     budget: int = 0
     """Tokens of the whole tree, at most; never fewer than ``draft_len``. With just as many the draft is a chain."""
-    weighed: bool = False
-    """The draft will be cut where that pays: a chain may say how sure of its tokens it is, and end where it is not."""
+    least: float | None = None
+    """The draft will be cut where that pays: a chain may say how sure of its tokens it is, and end where all of them together are less
+    likely than this. None: it shall not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", max(self.budget, self.draft_len))

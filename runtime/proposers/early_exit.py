@@ -32,7 +32,7 @@ class EarlyExitProposer(Proposer):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         cache = self._model.cache
         # Never cut: the pass that verifies goes on from just what has been read here.
-        growths = [Growth(replace(ask.chain, weighed=False)) for ask in asks]
+        growths = [Growth(replace(ask.chain, least=None)) for ask in asks]
         lengths: dict[Hashable, int] = {growth.sequence.id: cache.length(growth.sequence.id) for growth in growths if growth.open}
         # The view of the pass that will verify: a view that changed in between would forget what has been read ahead.
         view = max(cache.lengths.tolist(), default=0) + self._longest

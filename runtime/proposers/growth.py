@@ -35,9 +35,6 @@ from .base import Ask
 
 RIVALS = 4
 """Tokens that the confidence in a single one is measured against."""
-LEAST = 0.1
-"""A weighed chain does not go on from a path that is less likely."""
-
 Level = tuple[tuple[int, ...], tuple[int, ...]]
 """Tokens to be fed, and the parents of all drafted ones that have been fed so far, theirs last (as in ``Feed``)."""
 
@@ -73,7 +70,7 @@ class Growth:
         self._extra = ask.budget - ask.draft_len
         """Nodes beside the first branch, at most."""
         # Where laws are needed a token must not be left out for what it is.
-        self._weighed = ask.weighed and not ask.branches and not ask.sequence.rule.needs_laws
+        self._weighed = ask.least is not None and ask.draft_len > 0 and not ask.branches and not ask.sequence.rule.needs_laws
         self._root = Node(ROOT, None, None, 0, first=True, confidence=0.0, worth=0.0)
         self._nodes: list[Node] = []
         self._fed: list[Node] = []
@@ -129,7 +126,7 @@ class Growth:
         nodes = [*self._nodes, *grown]
         best = set(nlargest(self._extra, (node for node in nodes if not node.first), key=lambda node: node.worth))
         self._nodes = [node for node in nodes if node.first or node in best]
-        least = log(LEAST) if self._weighed else -inf
+        least = _log(self._ask.least or 0.0) if self._weighed else -inf
         self.open = [
             node for node in grown if (node.first or node in best) and node.depth < self._ask.draft_len and node.confidence >= least
         ]

@@ -121,14 +121,6 @@ def test_a_draft_is_as_long_as_what_it_rests_on_is_worth() -> None:
     assert lengths[weak] <= {0, 1}
 
 
-def test_who_asks_a_model_need_not_draft_as_far_as_who_copies() -> None:
-    thought, copy = Ground(), Ground(copied=True, match=8)
-    chooser = DraftLength(LONGEST, times(1.0, 0.02), {"hybrid": DraftTimes(times(0.4, 0.0))})
-    lengths = grounds_settle(chooser, [sequence(0, "hybrid"), sequence(1, "hybrid")], {thought: 0.5, copy: 0.97})
-    assert min(lengths[copy]) >= 6
-    assert max(lengths[thought]) <= 3
-
-
 def test_where_there_is_nothing_to_draft_nothing_is_tried() -> None:
     chooser = DraftLength(LONGEST, times(1.0, 0.01), {})
     shapes = [chooser.choose([sequence()], {0: None})[0] for _ in range(2 * TRY_AGAIN)]
@@ -179,6 +171,45 @@ def test_drafts_are_cut_at_what_is_best_for_all_of_a_pass() -> None:
     assert [len(draft) for draft in chooser.cut(running, [sure, Draft.chain((1, 2, 3)), doubtful, doubtful])] == [3, 3, 3, 3], (
         "beside a copy that is verified anyhow it is free"
     )
+
+
+def thinks(chooser: DraftLength, running: list[Any], rates: dict[float, float], rounds: int = 400) -> tuple[list[int], list[int]]:
+    """(tokens drafted, tokens verified) of each sequence in each of the last 200 rounds, where a proposer is as sure of each token as
+    chance will have it and as often right as ``rates`` say, confidence by confidence."""
+    random, drafted, verified = np.random.default_rng(2), [], []
+    for _ in range(rounds):
+        shapes = chooser.choose(running)
+        drafts = []
+        for one in running:
+            sure, least = list[float](), chooser.least(one, len(running))
+            while len(sure) < shapes[one.id].length and (not sure or np.prod(sure) >= (least or 0.0)):
+                sure.append(float(random.choice(list(rates))))
+            drafts.append(chain(*sure) if sure else Draft.EMPTY)
+        drafted += map(len, drafts)
+        for one, draft in zip(running, chooser.cut(running, drafts), strict=True):
+            accepted = run(random.random(len(draft)) < [rates[sure] for sure in draft.confidence or ()])
+            chooser.observe(one, shapes[one.id], len(draft), accepted, accepted < len(draft))
+            chooser.learn(one, draft, accepted, accepted < len(draft))
+            verified.append(len(draft))
+    return drafted[-200 * len(running) :], verified[-200 * len(running) :]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_model_that_knows_when_it_is_right_is_asked_and_cut(batch: int) -> None:
+    """Half of its tokens are right nine times of ten, the others once, and it knows which: fixed lengths would not pay."""
+    rates, target = {0.8: 0.9, 0.3: 0.1}, times(1.0, 0.3 / batch)
+    chooser = DraftLength(LONGEST, target, {"mtp": DraftTimes(times(0.05, 0.0))})
+    drafted, verified = thinks(chooser, [sequence(number, "mtp") for number in range(batch)], rates)
+    assert drafted.count(0) < 20, "it is asked"
+    if batch == 1:
+        assert 60 < verified.count(0) < 140, "half of the drafts begin with a doubt"
+        assert max(verified) >= 3
+
+
+def test_a_model_that_is_dear_is_not_asked_however_sure() -> None:
+    chooser = DraftLength(LONGEST, times(1.0, 0.1), {"draft_model": DraftTimes(times(1.0, 0.1))})
+    drafted, _ = thinks(chooser, [sequence(0, "draft_model")], {0.9: 0.9})
+    assert drafted.count(0) >= 190, "but for a try now and then"
 
 
 def test_who_fixed_a_length_keeps_it_and_off_is_left_alone() -> None:

@@ -22,7 +22,7 @@ from specbuild.runtime.context import Context
 from specbuild.runtime.draft import Draft, Shape
 from specbuild.runtime.proposers.base import Ask
 from specbuild.runtime.proposers.draft_model import DraftModelProposer
-from specbuild.runtime.proposers.growth import LEAST, Growth
+from specbuild.runtime.proposers.growth import Growth
 from specbuild.runtime.request import Running
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.scheduler import Scheduler
@@ -183,15 +183,15 @@ def test_a_weighed_chain_says_how_sure_it_is_and_ends_where_it_is_not(toys: Toys
     proposer, alone = DraftModelProposer(model(MIDDLE)), DraftModelProposer(model(MIDDLE))
     sequence, lengths = started(toys, rule, proposer, alone, temperature=temperature), set()
     for turn in range(12):
-        (weighed,), (chain,) = proposer.propose([Ask(sequence, 5, weighed=True)]), alone.propose([Ask(sequence, 5)])
+        (weighed,), (chain,) = proposer.propose([Ask(sequence, 5, least=0.1)]), alone.propose([Ask(sequence, 5)])
         lengths.add(len(weighed))
         assert weighed.tokens == chain.tokens[: len(weighed)]
         if weighed.confidence is not None:
             drafted = weighed.tokens
             shares = [sureness(sequence, drafted[:place], token, temperature) for place, token in enumerate(drafted)]
             assert weighed.confidence == pytest.approx(shares, rel=1e-4)
-            assert np.prod(shares[:-1]) >= LEAST
-            assert len(weighed) == 5 or np.prod(shares) < LEAST
+            assert np.prod(shares[:-1]) >= 0.1
+            assert len(weighed) == 5 or np.prod(shares) < 0.1
         sequence.context.push(turn)
     assert (lengths == {5}) == RULES[rule].needs_laws == (weighed.confidence is None)
 
