@@ -158,14 +158,15 @@ class Growth:
         sequence, temperature = self.sequence, self.sequence.request.params.temperature
         if sequence.rule.foreseen and temperature > 0:
             scores = law.scores[np.searchsorted(law.tokens, tokens)] + sequence.randomness.noise(tokens, depth)
-            return _softmax(temperature * scores)
+            return _softmax(temperature * scores, slice(None))
         # Not of the law, which at temperature 0 knows of no second choice.
-        return _softmax(row[: sequence.transforms.vocabulary_size])[list(tokens)]
+        return _softmax(row[: sequence.transforms.vocabulary_size], list(tokens))
 
 
-def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
+def _softmax(scores: NDArray[Any], of: list[int] | slice) -> NDArray[Any]:
+    """The shares ``of`` some of all."""
     weights = np.exp(scores - scores.max())
-    shares: NDArray[Any] = weights / weights.sum()
+    shares: NDArray[Any] = weights[of] / weights.sum()
     return shares
 
 
