@@ -16,6 +16,7 @@ its draft is cut where the chances of just these tokens say that verifying more 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -32,8 +33,10 @@ OWN_WEIGHT = 8.0
 """Observations that a method's rate stands for beside a sequence's own."""
 HYSTERESIS = 1.03
 """A new shape must promise so much more than the current one."""
-TRY_AGAIN = 32
-"""Rounds without drafts after which one token is drafted again, to see whether it still does not pay."""
+TRY_AGAIN, SOON, LATEST = 32, 4, 512
+"""Rounds without drafts after which one is tried again, to see whether it still does not pay; after one of which something was accepted,
+where that can pay at all; and the most. Each try doubles them: a model that never pays must not cost much, and has to read all that came
+since."""
 CONTEXT_STEP = 64
 """Contexts are rounded to multiples of this many tokens."""
 SURE = 0.9
@@ -87,8 +90,7 @@ class DraftLength:
         self._drafted: dict[Hashable, int] = {}
         """Tokens of this round's drafts before they were cut, of those."""
         self._current = Shape.chain(min(4, longest))
-        self._think = True
-        self._idle_rounds = 0
+        self._idle_rounds, self._patience, self._trying = 0, TRY_AGAIN, False
 
     def choose(self, running: Sequence[Running], grounds: Grounds = MappingProxyType({})) -> dict[Hashable, Shape]:
         """Shape of the draft of each sequence that speculates and did not fix its own."""
@@ -103,10 +105,15 @@ class DraftLength:
         fixed = max((sequence.request.shape.budget for sequence in drafting if sequence.request.draft_len_fixed), default=0)
         shape, think = self._best(open_, len(running), fixed)
         self._records.pass_by(shape)
-        if shape.length == 0 and not think:
-            self._idle_rounds += 1
-            if self._idle_rounds >= TRY_AGAIN:
-                self._idle_rounds, shape, think = 0, Shape.chain(1), True
+        idle = shape.length == 0 and not think
+        self._idle_rounds = self._idle_rounds + 1 if idle else 0
+        self._trying = self._idle_rounds >= self._patience
+        if self._trying:
+            shape, think = Shape.chain(1), True
+            self._idle_rounds, self._patience = 0, min(LATEST, 2 * self._patience)
+            self._trying = self._may_pay(open_, len(running))
+        elif not idle:
+            self._patience = TRY_AGAIN
         thought = Shape.chain(self._longest) if think else NOTHING
         return chosen | {one.id: _allowed(one, shape) if self._outcome(one) is None else thought for one in open_}
 
@@ -118,11 +125,10 @@ class DraftLength:
         context, times = self._context([sequence]), self._times(sequence)
         if times is None:
             return 0.0
-        wider = (self._target.seconds(batch, 1 + self._longest, context) - self._target.seconds(batch, 2, context)) / max(
-            1, self._longest - 1
-        )
+        plain, two, all_ = (self._target.seconds(batch, step, context) for step in (1, 2, 1 + self._longest))
+        wider = (all_ - two) / max(1, self._longest - 1)
         drafting = 0.0 if times.at_once else times.seconds(batch, Shape.chain(1), context)
-        return min(SURE, (drafting + wider) / (PRIOR * self._target.seconds(batch, 1, context)))
+        return min(SURE, (drafting + wider) / (PRIOR * plain))
 
     def cut(self, running: Sequence[Running], drafts: Sequence[Draft]) -> list[Draft]:
         """``drafts`` without what would cost more to verify than it brings, as far as their proposers say how sure they are.
@@ -160,6 +166,8 @@ class DraftLength:
     def observe(self, sequence: Running, asked: Shape, drafted: int, accepted: int, failed: bool) -> None:
         """What became of a round's draft; ``failed``: it went on after the accepted tokens and was rejected there."""
         ground = self._grounds.get(sequence.id)
+        if self._trying and accepted:
+            self._patience = SOON
         if asked.length and ground is not None:
             self._records.of(sequence.request.method, ground, asked).observe(drafted, accepted, failed)
             if not asked.branches:
@@ -211,16 +219,24 @@ class DraftLength:
         largest = max(sequence.request.tree_budget for sequence in open_)
         if self._current.budget > max(largest, self._current.length):
             self._current = Shape.chain(self._current.length)  # those who allowed the tree have left
-        current = (self._current if others else NOTHING, self._think and bool(thinking))
-        shapes = self._shapes(largest) if others else [NOTHING]
-        best = max(((shape, think) for shape in shapes for think in ((False, True) if thinking else (False,))), key=lambda one: speed(*one))
-        if speed(*best) <= HYSTERESIS * speed(*current):
-            best = current
-        if others:
-            self._current = best[0]
-        if thinking:
-            self._think = best[1]
-        return best
+        choices = (False, True) if thinking else (False,)
+        if not others:
+            return NOTHING, max(choices, key=lambda think: speed(NOTHING, think))
+        best = max(itertools.product(self._shapes(largest), choices), key=lambda one: speed(*one))
+        current = max(((self._current, think) for think in choices), key=lambda one: speed(*one))
+        chosen = best if speed(*best) > HYSTERESIS * speed(*current) else current
+        self._current = chosen[0]
+        return chosen
+
+    def _may_pay(self, open_: Sequence[Running], batch: int) -> bool:
+        """Whether it would if all were accepted."""
+        context, models = self._context(open_), {times for one in open_ if (times := self._times(one)) is not None}
+
+        def speed(shape: Shape) -> float:
+            own = sum(times.seconds(batch, shape, context) for times in models)
+            return (1 + shape.length) / (self._target.seconds(batch, 1 + shape.length, context) + own)
+
+        return any(speed(Shape.chain(length)) > speed(NOTHING) for length in range(1, self._longest + 1))
 
     def _open(self, sequence: Running) -> bool:
         return sequence.request.method != "off" and not sequence.request.draft_len_fixed
