@@ -33,10 +33,11 @@ OWN_WEIGHT = 8.0
 """Observations that a method's rate stands for beside a sequence's own."""
 HYSTERESIS = 1.03
 """A new shape must promise so much more than the current one."""
-TRY_AGAIN, SOON, LATEST = 32, 4, 512
-"""Rounds without drafts after which one is tried again, to see whether it still does not pay; after one of which something was accepted,
-where that can pay at all; and the most. Each try doubles them: a model that never pays must not cost much, and has to read all that came
-since."""
+TRY_AGAIN, LATEST = 32, 256
+"""Rounds without drafts after which one is tried again, to see whether it still does not pay, and the most. Each try in which nothing was
+accepted doubles them: a model that never pays must not cost much, and has to read all that came since."""
+SEVERAL, CHEAP = 8, 0.03
+"""Reading a token at a pace of so many a pass is cheap where it costs no more than this share of a target pass."""
 CONTEXT_STEP = 64
 """Contexts are rounded to multiples of this many tokens."""
 SURE = 0.9
@@ -105,15 +106,14 @@ class DraftLength:
         fixed = max((sequence.request.shape.budget for sequence in drafting if sequence.request.draft_len_fixed), default=0)
         shape, think = self._best(open_, len(running), fixed)
         self._records.pass_by(shape)
-        idle = shape.length == 0 and not think
-        self._idle_rounds = self._idle_rounds + 1 if idle else 0
-        self._trying = self._idle_rounds >= self._patience
-        if self._trying:
-            shape, think = Shape.chain(1), True
-            self._idle_rounds, self._patience = 0, min(LATEST, 2 * self._patience)
-            self._trying = self._may_pay(open_, len(running))
-        elif not idle:
-            self._patience = TRY_AGAIN
+        if shape.length == 0 and not think:
+            self._idle_rounds += 1
+            open_ = [one for one in open_ if self._to_be_tried(one, len(running))]
+            shape, think, self._trying = Shape.chain(1), True, bool(open_)
+            if open_:
+                self._idle_rounds, self._patience = 0, min(LATEST, 2 * self._patience)
+        else:
+            self._idle_rounds, self._patience, self._trying = 0, TRY_AGAIN, False
         thought = Shape.chain(self._longest) if think else NOTHING
         return chosen | {one.id: _allowed(one, shape) if self._outcome(one) is None else thought for one in open_}
 
@@ -167,7 +167,7 @@ class DraftLength:
         """What became of a round's draft; ``failed``: it went on after the accepted tokens and was rejected there."""
         ground = self._grounds.get(sequence.id)
         if self._trying and accepted:
-            self._patience = SOON
+            self._patience = TRY_AGAIN
         if asked.length and ground is not None:
             self._records.of(sequence.request.method, ground, asked).observe(drafted, accepted, failed)
             if not asked.branches:
@@ -228,15 +228,14 @@ class DraftLength:
         self._current = chosen[0]
         return chosen
 
-    def _may_pay(self, open_: Sequence[Running], batch: int) -> bool:
-        """Whether it would if all were accepted."""
-        context, models = self._context(open_), {times for one in open_ if (times := self._times(one)) is not None}
-
-        def speed(shape: Shape) -> float:
-            own = sum(times.seconds(batch, shape, context) for times in models)
-            return (1 + shape.length) / (self._target.seconds(batch, 1 + shape.length, context) + own)
-
-        return any(speed(Shape.chain(length)) > speed(NOTHING) for length in range(1, self._longest + 1))
+    def _to_be_tried(self, sequence: Running, batch: int) -> bool:
+        """Whether it is time to draft once where that did not pay. A model that has a text to catch up with for that is tried where it
+        has none: with a sequence that begins."""
+        times, context = self._times(sequence), self._context([sequence])
+        # A token costs about this where several are read at a time.
+        reading = 0.0 if times is None or times.shared else times.step.seconds(batch, SEVERAL, context) / SEVERAL
+        cheap = reading <= CHEAP * self._target.seconds(batch, 1, context)
+        return self._idle_rounds >= self._patience and (cheap or sequence.counter.rounds == 0)
 
     def _open(self, sequence: Running) -> bool:
         return sequence.request.method != "off" and not sequence.request.draft_len_fixed

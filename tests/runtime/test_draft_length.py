@@ -213,6 +213,15 @@ def test_a_model_that_is_dear_is_not_asked_however_sure() -> None:
     assert drafted.count(0) >= 190, "but for a try now and then"
 
 
+def test_a_model_that_would_have_to_catch_up_is_tried_with_a_new_sequence() -> None:
+    chooser = DraftLength(LONGEST, times(1.0, 0.1), {"draft_model": DraftTimes(times(1.0, 0.1))})
+    old, new = sequence(0, "draft_model"), sequence(1, "draft_model")
+    thinks(chooser, [old], {0.9: 0.0})
+    old.counter.observe(emitted=1, drafted=0, accepted=0, failed=False)
+    assert {chooser.choose([old])[0] for _ in range(LATEST + 1)} == {NOTHING}
+    assert chooser.choose([old, new]) == {0: NOTHING, 1: Shape.chain(LONGEST)}
+
+
 def test_who_fixed_a_length_keeps_it_and_off_is_left_alone() -> None:
     chooser = DraftLength(LONGEST, times(1.0, 0.01), {})
     running = [sequence(0, fixed=True), sequence(1, method="off"), sequence(2)]
