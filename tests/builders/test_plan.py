@@ -99,7 +99,12 @@ def test_plans_of_mixtures_of_experts_count_every_expert(described: dict[str, An
 def test_plans_of_the_smollm2_recipes(name: str) -> None:
     asked = config.load(name, environ={}).recipe
     plan = dry_plan(asked)
-    assert [step.role for step in plan.steps] == ["target", "draft", *map(draft_role, asked.speculation.drafts)]
+    assert [step.role for step in plan.steps] == [
+        "target",
+        "draft",
+        *map(draft_role, asked.speculation.drafts),
+        *asked.speculation.heads.present(),
+    ]
     assert plan.steps[0].parameters == pytest.approx(134_515_008, rel=1e-3)
 
 

@@ -51,7 +51,7 @@ class CoinsByDepth(SeededRound):
 @pytest.mark.parametrize(("rule", "wrong"), [("traversal", Alike), ("traversal", CoinsByDepth), ("recursive", CoinsByDepth)])
 def test_noise_in_common_across_a_tree_is_rejected(rule: str, wrong: type[SeededRound]) -> None:
     decoding = Decoding(Markov.random(1), Markov.random(2), PLAIN, rule, draft_len=2, round_type=wrong, width=2)
-    texts = [decoding.text(seed, 3) for seed in range(3000)]
+    texts = [decoding.text(seed, 3) for seed in range(6000)]
     assert g_test(texts, law_of_text(decoding.target, PLAIN, 3)) < 0.01
 
 
