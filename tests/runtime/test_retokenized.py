@@ -102,8 +102,9 @@ def answers(generator: Generator, **options: Any) -> list[Completion]:
 def test_the_output_is_the_targets_own(strangers: Bundle, method: str, temperature: float, batch: int) -> None:
     generator = Generator(strangers, batch=batch, threads=1, interactive=batch > 1)
     plain = answers(generator, speculation="off", temperature=temperature)
-    tree = {"draft_len": 3, "tree_budget": 7} if method == "merged" else {}
-    drafted = answers(generator, speculation=method, temperature=temperature, **tree)
+    # Fixed: this model costs as much as its target, so a service that may choose never asks it.
+    shape = {"draft_len": 3, "tree_budget": 7} if method == "merged" else {"draft_len": 3}
+    drafted = answers(generator, speculation=method, temperature=temperature, **shape)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert sum(one.stats.num_draft_tokens for one in drafted) > 0
     assert_idle(generator)
