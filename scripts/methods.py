@@ -2,6 +2,7 @@
 
     python scripts/methods.py --prompts spec_bench.jsonl          # the int8 and the int4 target, temperature 0 and 1: hours
     python scripts/methods.py --prompts spec_bench.jsonl -c smollm2-135m-cascade -c smollm2-135m    # three models beside two and two
+    python scripts/methods.py --prompts spec_bench.jsonl --set speculation.heads.eagle3.checkpoint=configs:smollm2-135m/eagle3   # one more
     python scripts/methods.py --render docs/methods.md            # what the results so far show, and what is missing
 
 A cell is one task's prompts under one recipe and temperature. In it all methods and plain decoding take turns prompt by prompt, as in

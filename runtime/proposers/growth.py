@@ -34,7 +34,8 @@ from ..law import Law
 from .base import Ask
 
 RIVALS = 4
-"""Tokens that the confidence in a single one is measured against."""
+"""Tokens that the confidence in a single one is measured against, itself among them."""
+
 Level = tuple[tuple[int, ...], tuple[int, ...]]
 """Tokens to be fed, and the parents of all drafted ones that have been fed so far, theirs last (as in ``Feed``)."""
 
@@ -71,6 +72,8 @@ class Growth:
         """Nodes beside the first branch, at most."""
         # Where laws are needed a token must not be left out for what it is.
         self._weighed = ask.least is not None and ask.draft_len > 0 and not ask.branches and not ask.sequence.rule.needs_laws
+        self._least = _log(ask.least) if self._weighed and ask.least is not None else -inf
+        """Confidence, a logarithm, below which a chain does not go on."""
         self._root = Node(ROOT, None, None, 0, first=True, confidence=0.0, worth=0.0)
         self._nodes: list[Node] = []
         self._fed: list[Node] = []
@@ -126,10 +129,8 @@ class Growth:
         nodes = [*self._nodes, *grown]
         best = set(nlargest(self._extra, (node for node in nodes if not node.first), key=lambda node: node.worth))
         self._nodes = [node for node in nodes if node.first or node in best]
-        least = _log(self._ask.least or 0.0) if self._weighed else -inf
-        self.open = [
-            node for node in grown if (node.first or node in best) and node.depth < self._ask.draft_len and node.confidence >= least
-        ]
+        kept = [node for node in grown if node.first or node in best]
+        self.open = [node for node in kept if node.depth < self._ask.draft_len and node.confidence >= self._least]
 
     def _children(self, node: Node, row: NDArray[np.float32], branch: int) -> list[Node]:
         """As many as might stay. None where all that the proposer can draft is forbidden: the target may know more tokens."""
