@@ -112,6 +112,7 @@ def compile_engine(preparation: Preparation, job: CompileJob, spec: DecoderSpec 
         capacity=compiled.shape.capacity,
         static_view=compiled.shape.static_view,
         max_step=compiled.shape.max_step,
+        row_multiple=compiled.shape.row_multiple,
         max_prefill=compiled.shape.max_prefill,
     )
 

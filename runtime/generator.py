@@ -196,5 +196,6 @@ class Generator:
             if role in engines:
                 engine, probe = engines[role]
                 shared = role == LOWER and self.entry.probe.step_invariant
-                times[method] = DraftTimes(StepTimes(probe.step_costs), at_once=engine.predictions > 1, shared=shared)
-        return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs), times)
+                passes = StepTimes(probe.step_costs, engine.padded)
+                times[method] = DraftTimes(passes, at_once=engine.predictions > 1, shared=shared)
+        return DraftLength(self.entry.max_step - 1, StepTimes(self.entry.probe.step_costs, self.entry.padded), times)

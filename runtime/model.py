@@ -114,12 +114,13 @@ class CachedModel:
             row = cache.row(owner)
             # A prompt's view grows by fractions of itself: growing copies all of it, and attention reads all of it.
             ahead = min(cache.length(owner) * 5 // 4, self.engine.entry.capacity) if cache is self.reading else 0
-            view = cache.make_room(len(part), owner=owner, at_least=max(ahead, self._fixed_view))
+            width = self.engine.entry.padded(len(part), 1)
+            view = cache.make_room(width, owner=owner, at_least=max(ahead, self._fixed_view))
             feed = Feed(part, features=None if features is None else features[start : start + piece])
-            self._forward(cache, self._step(cache, {row: feed}, range(row, row + 1), len(part), view), row)
+            self._forward(cache, self._step(cache, {row: feed}, range(row, row + 1), width, view), row)
             cache.commit(owner, np.arange(len(part)))
             if self.engine.hidden is not None:
-                hidden.append(self.engine.hidden[0].copy())
+                hidden.append(self.engine.hidden[0, : len(part)].copy())
         return np.concatenate(hidden) if hidden else None
 
     def start(self, owner: Hashable, prompt: Sequence[int]) -> None:
@@ -156,13 +157,14 @@ class CachedModel:
         """
         width = max(self._fixed_step, *(len(feed.tokens) for feed in feeds.values()))
         assert width <= self.engine.entry.max_step, f"{width} new tokens, the engine takes {self.engine.entry.max_step} a pass"
+        width = self.engine.entry.padded(width, self.cache.live)
         view = self.cache.make_room(width, at_least=max(view, self._fixed_view))
         rows = {self.cache.row(owner): feed for owner, feed in feeds.items()}
         logits = self._forward(self.cache, self._step(self.cache, rows, range(self.cache.live), width, view), 0)
         return {owner: logits[self.cache.row(owner), : len(feed.wanted)] for owner, feed in feeds.items()}
 
     def hidden(self, owner: Hashable) -> NDArray[np.float32]:
-        """Hidden states [S,W] of ``owner``'s tokens in the last ``feed``, valid until the next pass."""
+        """Hidden states [≥ S,W] of ``owner``'s tokens in the last ``feed``, valid until the next pass."""
         assert self.engine.hidden is not None, "the engine gives out no hidden states"
         states: NDArray[np.float32] = self.engine.hidden[self.cache.row(owner)]
         return states
@@ -177,8 +179,8 @@ class CachedModel:
         return logits
 
     def _step(self, cache: KvCache, feeds: Mapping[int, Feed], rows: range, width: int, view: int) -> Step:
-        batch, wanted = len(rows), max(1, *(len(feed.wanted) for feed in feeds.values()), 1)
-        lengths, entry = cache.lengths, self.engine.entry
+        batch, lengths, entry = len(rows), cache.lengths, self.engine.entry
+        wanted = entry.padded(max(1, *(len(feed.wanted) for feed in feeds.values()), 1), batch)
         step = Step(
             input_ids=np.zeros((batch, width), np.int64),
             position_ids=np.zeros((batch, width), np.int64),

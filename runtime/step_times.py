@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from specbuild.bundle import StepCost
 
 
 class StepTimes:
-    """Linear between measured batches, steps and contexts; constant beyond the outermost."""
+    """Linear between measured batches, steps and contexts; constant beyond the outermost.
 
-    def __init__(self, costs: Sequence[StepCost]) -> None:
+    Args:
+        padded: See ``EngineEntry.padded``: a step costs what the one that it is padded to does.
+    """
+
+    def __init__(self, costs: Sequence[StepCost], padded: Callable[[int, int], int] = lambda step, batch: step) -> None:
         assert costs, "nothing was measured"
-        self._seconds = {(cost.batch, cost.step, cost.context): cost.seconds for cost in costs}
+        self._padded = padded
+        self._seconds = {(cost.batch, padded(cost.step, cost.batch), cost.context): cost.seconds for cost in costs}
         self._batches = sorted({cost.batch for cost in costs})
-        self._steps = sorted({cost.step for cost in costs})
+        self._steps = {batch: sorted({step for b, step, _ in self._seconds if b == batch}) for batch in self._batches}
         self._contexts = sorted({cost.context for cost in costs})
         # A service asks for the same few points every round.
         self.seconds = cache(self._interpolated)
@@ -26,7 +31,7 @@ class StepTimes:
         return sum(
             wb * ws * wc * self._seconds[b, s, c]
             for b, wb in _between(self._batches, batch)
-            for s, ws in _between(self._steps, step)
+            for s, ws in _between(self._steps[b], self._padded(step, batch))
             for c, wc in _between(self._contexts, context)
         )
 

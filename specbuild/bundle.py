@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from specbuild.errors import BundleError, EnvironmentLacksError, VerificationError
 from specbuild.recipe import Backend, HeadRole, Recipe, section_key
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 TREE_LIMIT = 2e-4
@@ -157,6 +158,8 @@ class EngineEntry(Record):
     """T is always ``capacity`` (TensorRT); otherwise any T ≤ capacity may be bound (ONNX Runtime)."""
     max_step: int
     """The largest S of one pass that decodes."""
+    row_multiple: int = 1
+    """B·S and B·R of every pass are made multiples of it by padding: then a row has the same bits in every pass."""
     max_prefill: int
     """The largest S of one pass that prefills."""
     probe: Probe | None = None
@@ -177,6 +180,11 @@ class EngineEntry(Record):
         """Bytes of cache that one token of one sequence takes, keys and values of all layers."""
         width = 4 if self.kv_dtype == "float32" else 2
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * width
+
+    def padded(self, count: int, batch: int) -> int:
+        """New tokens, or wanted rows, that each of ``batch`` sequences has in a pass that needs ``count`` of them: see ``row_multiple``."""
+        multiple = self.row_multiple // gcd(self.row_multiple, batch)
+        return -(-count // multiple) * multiple
 
     def check_version(self, installed: str) -> None:
         """Compare the version of the library that compiled this engine with the one that would run it: plans of TensorRT hold

@@ -67,6 +67,7 @@ class EngineShape:
     max_step: int
     max_prefill: int
     kv_dtype: Literal["float32", "float16", "bfloat16"]
+    row_multiple: int = 1
     compute_capabilities: tuple[str, ...] = ()
 
     @property

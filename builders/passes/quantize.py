@@ -15,21 +15,23 @@ from specbuild.errors import UnsupportedError
 from .linear import LinearLayer, linear_layers, require_float_weights
 from .rounding import Bits, quantize_rows
 
+BLOCK = 32
+"""Weights that share a scale unless a compiler wants larger blocks: an input width must be a multiple of it."""
 _BITS: dict[str, Bits] = {"int4": 4, "int8": 8}
 
 
 class QuantizeWeights(ir.passes.InPlacePass):
-    """Every linear layer's weight [K,N] → DequantizeLinear(codes [K,N], scales [K/block,N]) along axis 0, symmetric.
+    """Every linear layer's weight [K,N] → DequantizeLinear(codes [K,N], scales [⌈K/block⌉,N]) along axis 0, symmetric.
 
-    The codes are made when the model is saved, one layer at a time. Blocks of 32 are what keeps a row's bits independent of the other
-    rows on ONNX Runtime.
+    The codes are made when the model is saved, one layer at a time.
 
     Args:
         precision: ``int4`` (packed two a byte, low nibble first) or ``int8``.
+        block: Weights that share a scale. The last block of a layer may be shorter by whole ``BLOCK``s.
         signed_scale: See ``rounding.quantize_rows``; False where scales must be positive.
     """
 
-    def __init__(self, precision: Literal["int4", "int8"], *, block: int = 32, signed_scale: bool = True) -> None:
+    def __init__(self, precision: Literal["int4", "int8"], *, block: int = BLOCK, signed_scale: bool = True) -> None:
         self.bits: Bits = _BITS[precision]
         self.block = block
         self.signed_scale = signed_scale
@@ -39,7 +41,7 @@ class QuantizeWeights(ir.passes.InPlacePass):
         require_float_weights(model)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Raises UnsupportedError when a layer's input width is no multiple of the block."""
+        """Raises UnsupportedError when a layer's input width is no multiple of ``BLOCK``."""
         for layer in linear_layers(model):
             self._quantize(model.graph, layer)
         return ir.passes.PassResult(model, modified=True)
@@ -57,15 +59,15 @@ class QuantizeWeights(ir.passes.InPlacePass):
         assert name is not None
         assert source is not None
         depth, width = source.shape.numpy()
-        if depth % self.block:
+        if depth % BLOCK:
             raise UnsupportedError(
-                f"{name}: its input width {depth} is not a multiple of {self.block}, the block in which int{self.bits} weights "
-                "share a scale; choose a floating-point precision for this model"
+                f"{name}: its input width {depth} is not a multiple of {BLOCK}, the blocks in which int{self.bits} weights "
+                "share scales; choose a floating-point precision for this model"
             )
         rounded = _RoundedWeight(source, self.bits, self.block, self.signed_scale)
         code_type = ir.DataType.INT4 if self.bits == 4 else ir.DataType.INT8
         codes = _lazy(graph, f"{name}.codes", code_type, (depth, width), rounded.codes)
-        scales = _lazy(graph, f"{name}.scales", ir.DataType.FLOAT, (depth // self.block, width), rounded.scales)
+        scales = _lazy(graph, f"{name}.scales", ir.DataType.FLOAT, (-(-depth // self.block), width), rounded.scales)
         dequantize = ir.node(
             "DequantizeLinear",
             [codes, scales],

@@ -18,7 +18,7 @@ _INT4_STRETCH = (1.0, 0.94, 0.88, 0.82, 1.06, 1.12)
 def quantize_rows(
     weights: NDArray[np.float32], bits: Bits, block: int, *, signed_scale: bool
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Integers q [N,K] and scales s [N,K/block] with w ≈ s·q and the squared error of each block small.
+    """Integers q [N,K] and scales s [N,⌈K/block⌉] with w ≈ s·q and the squared error of each block small. The last block may be short.
 
     For four bits several scales are tried a block, each refitted by least squares to the integers that it gives: s = Σwq / Σq²,
     with error Σw² − (Σwq)² / Σq². A block that lies on such a grid already keeps its values.
@@ -28,16 +28,16 @@ def quantize_rows(
             as in GGUF's Q4_0: the scale then has the opposite sign. TensorRT wants positive scales.
     """
     rows, columns = weights.shape
-    assert columns % block == 0, f"{columns} columns in blocks of {block}"
+    count = -(-columns // block)
     codes = np.empty((rows, columns), np.int8)
-    scales = np.empty((rows, columns // block), np.float32)
+    scales = np.empty((rows, count), np.float32)
     step = max(1, _PIECE // columns)
     for first in range(0, rows, step):
-        piece = weights[first : first + step]
+        piece = np.pad(weights[first : first + step], ((0, 0), (0, count * block - columns)))
         blocks = piece.reshape(-1, block)
         integers, scale = _int8(blocks) if bits == 8 else _int4(blocks, signed_scale)
-        codes[first : first + step] = integers.reshape(piece.shape)
-        scales[first : first + step] = scale.reshape(len(piece), -1)
+        codes[first : first + step] = integers.reshape(piece.shape)[:, :columns]
+        scales[first : first + step] = scale.reshape(len(piece), count)
     return codes, scales
 
 

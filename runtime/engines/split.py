@@ -170,7 +170,7 @@ class SplitEngine:
         known = storage.take(step, first_row, hidden)
         if not self._reads_on or not known.any():
             return self._run(step, storage, first_row)
-        width = int((_own(step).sum(axis=1) - known).max())
+        width = self.entry.padded(int((_own(step).sum(axis=1) - known).max()), batch)
         if width > 0:
             # A row that lacks fewer tokens than another reads some anew, to the same bits.
             rest, columns = _columns(step, np.minimum(known, length - width), width)
