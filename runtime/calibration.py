@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from .acceptance_record import DECAY, PRIOR, PRIOR_WEIGHT
 
+LIKE_OTHERS = 8.0
+"""Rounds that a method's outcome stands for beside a sequence's own."""
 LEVELS = 10
 """Of confidence that are told apart."""
 
@@ -22,6 +24,12 @@ class Calibration:
         accepted, reached = self._counts.get(self._key(method, place, confidence), (0.0, 0.0))
         return (accepted + PRIOR_WEIGHT * confidence) / (reached + PRIOR_WEIGHT)
 
+    def going_on(self, method: str) -> float:
+        """Chance that a token is accepted that was drafted after others, if it is reached."""
+        counts = [self._counts.get((method, False, level), (0.0, 0.0)) for level in range(LEVELS)]
+        accepted, reached = (sum(column) for column in zip(*counts, strict=True))
+        return (accepted + PRIOR_WEIGHT * PRIOR) / (reached + PRIOR_WEIGHT)
+
     def observe(self, method: str, place: int, confidence: float, accepted: bool) -> None:
         """What became of one that was reached."""
         key = self._key(method, place, confidence)
@@ -35,15 +43,18 @@ class Calibration:
 class Outcome:
     """Decayed means over rounds in which one method drafted as far as it was sure, and the draft was cut."""
 
-    def __init__(self) -> None:
-        """Hopeful: one token of two was kept, on the average of ``PRIOR_WEIGHT`` rounds."""
-        self._rounds = PRIOR_WEIGHT
-        self._accepted = 2 * PRIOR * PRIOR_WEIGHT
-        self._drafted = 2 * PRIOR_WEIGHT
-        self._verified = {2: PRIOR_WEIGHT}
+    def __init__(self, others: Outcome | None = None) -> None:
+        """At first like ``others``, as if that had been seen for ``LIKE_OTHERS`` rounds. Without them hopeful: one token of two was kept."""
+        self.seen = 0
+        """Rounds."""
+        self._rounds = PRIOR_WEIGHT if others is None else LIKE_OTHERS
+        self._accepted = self._rounds * (2 * PRIOR if others is None else others.accepted)
+        self._drafted = self._rounds * (2 if others is None else others.drafted)
+        self._verified = {length: self._rounds * share for length, share in ([(2, 1.0)] if others is None else others.verified())}
 
     def observe(self, drafted: int, verified: int, accepted: int) -> None:
         """Tokens of a draft, those that were left of it, and those that were accepted."""
+        self.seen += 1
         self._rounds = self._rounds * DECAY + 1
         self._accepted = self._accepted * DECAY + accepted
         self._drafted = self._drafted * DECAY + drafted

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil
 from types import MappingProxyType
 
 from .acceptance_record import PRIOR, Record, Records, expected
 from .calibration import Calibration, Outcome
 from .draft import NOTHING, Draft, Shape
+from .draft_times import DraftTimes
 from .ground import Ground
 from .request import Running
 from .step_times import StepTimes
@@ -38,6 +37,9 @@ TRY_AGAIN, LATEST = 32, 256
 accepted doubles them: a model that never pays must not cost much, and has to read all that came since."""
 SEVERAL, CHEAP = 8, 0.03
 """Reading a token at a pace of so many a pass is cheap where it costs no more than this share of a target pass."""
+TRIAL, MODEST = 16, 0.25
+"""Rounds in which each new sequence is drafted for, and after as many without drafts again, where a draft costs no more than this share
+of a target pass."""
 CONTEXT_STEP = 64
 """Contexts are rounded to multiples of this many tokens."""
 SURE = 0.9
@@ -45,32 +47,10 @@ SURE = 0.9
 DEEPEST = 10
 """Levels of a tree that are worth weighing."""
 
+Least = tuple[float, ...]
+"""See ``Ask.least``."""
 Grounds = Mapping[Hashable, Ground | None]
 """Sequence → what its draft would rest on; None: there is nothing to draft. Of one that is not in it nothing is known."""
-
-
-@dataclass(frozen=True)
-class DraftTimes:
-    """What a method's own passes cost."""
-
-    step: StepTimes
-    at_once: bool = False
-    """One pass gives all tokens (Medusa heads), not one each level."""
-    shared: bool = False
-    """They are passes of the target's own first layers, which then need not read the draft again (early exit)."""
-
-    def seconds(self, batch: int, shape: Shape, context: int) -> float:
-        """Seconds of drafting for each of ``batch`` sequences."""
-        length, one = shape.length, self.step.seconds(batch, 1, context)
-        if self.shared:  # chains alone
-            return one * length - (self.step.seconds(batch, 1 + length, context) - one)
-        if self.at_once or not length:
-            return one * min(length, 1)
-        return self.step.seconds(batch, ceil(shape.budget / length), context) * length
-
-    def thinking(self, batch: int, tokens: float, context: int) -> float:
-        """Seconds of drafting ``tokens`` of a chain, on the average."""
-        return self.step.seconds(batch, 1, context) * (min(1.0, tokens) if self.at_once else tokens)
 
 
 class DraftLength:
@@ -87,7 +67,9 @@ class DraftLength:
         """Of this round."""
         self._calibration = Calibration()
         self._outcomes: dict[tuple[str, Ground], Outcome] = {}
-        """Of those that say how sure they are."""
+        """Of methods that say how sure they are."""
+        self._own_outcomes: dict[tuple[Hashable, Ground], Outcome] = {}
+        """And of each sequence that runs."""
         self._drafted: dict[Hashable, int] = {}
         """Tokens of this round's drafts before they were cut, of those."""
         self._current = Shape.chain(min(4, longest))
@@ -98,6 +80,7 @@ class DraftLength:
         drafting = [sequence for sequence in running if sequence.request.method != "off"]
         self._grounds = {sequence.id: grounds.get(sequence.id, Ground()) for sequence in drafting}
         self._own = {(owner, ground): record for (owner, ground), record in self._own.items() if owner in self._grounds}
+        self._own_outcomes = {key: outcome for key, outcome in self._own_outcomes.items() if key[0] in self._grounds}
         left_open = [sequence for sequence in drafting if not sequence.request.draft_len_fixed]
         open_ = [sequence for sequence in left_open if self._grounds[sequence.id] is not None]
         chosen = dict.fromkeys((sequence.id for sequence in left_open), NOTHING)
@@ -108,27 +91,43 @@ class DraftLength:
         self._records.pass_by(shape)
         if shape.length == 0 and not think:
             self._idle_rounds += 1
-            open_ = [one for one in open_ if self._to_be_tried(one, len(running))]
-            shape, think, self._trying = Shape.chain(1), True, bool(open_)
-            if open_:
+            again = [one for one in open_ if self._to_be_tried(one, len(running))]
+            open_ = [one for one in open_ if one in again or self._on_trial(one, len(running))]
+            shape, think, self._trying = Shape.chain(1), True, bool(again)
+            if again:
                 self._idle_rounds, self._patience = 0, min(LATEST, 2 * self._patience)
         else:
             self._idle_rounds, self._patience, self._trying = 0, TRY_AGAIN, False
         thought = Shape.chain(self._longest) if think else NOTHING
         return chosen | {one.id: _allowed(one, shape) if self._outcome(one) is None else thought for one in open_}
 
-    def least(self, sequence: Running, batch: int) -> float | None:
-        """How likely all of a chain must be to be worth another token: see ``Ask``. It costs a pass of the model and a wider one of the
-        target, and brings, if all before it is right, ``PRIOR`` of what a plain pass does."""
+    def least(self, sequence: Running, batch: int) -> Least | None:
+        """See ``Ask``. To go on from n tokens costs passes of the model and a wider one of the target. If all n are right, j tokens more
+        bring a + a² + … + aʲ, with a the acceptance of those that were drafted after others so far."""
         if sequence.request.draft_len_fixed or sequence.request.tree_budget:
             return None
-        context, times = self._context([sequence]), self._times(sequence)
+        context, times, lengths = self._context([sequence]), self._times(sequence), range(1, self._longest)
         if times is None:
-            return 0.0
-        plain, two, all_ = (self._target.seconds(batch, step, context) for step in (1, 2, 1 + self._longest))
-        wider = (all_ - two) / max(1, self._longest - 1)
-        drafting = 0.0 if times.at_once else times.seconds(batch, Shape.chain(1), context)
-        return min(SURE, (drafting + wider) / (PRIOR * plain))
+            return (0.0,) * len(lengths)
+        next_, plain = times.next(batch, context), self._target.seconds(batch, 1, context)
+        verifying = [self._target.seconds(batch, 1 + length, context) / plain for length in range(self._longest + 1)]
+        gains = expected([self._calibration.going_on(sequence.request.method)] * self._longest)
+
+        def from_(length: int) -> float:
+            return min(
+                (more * next_ / plain + verifying[length + more] - verifying[length]) / gains[more]
+                for more in range(1, self._longest - length + 1)
+            )
+
+        return tuple(min(SURE, from_(length)) for length in lengths)
+
+    def clock(self, running: Sequence[Running], drafts: Sequence[Draft], seconds: Mapping[str, float]) -> None:
+        """What a round's drafts took each method. Trees, whose levels differ, tell nothing."""
+        for method, times in self._drafts.items():
+            own = [(s, d) for s, d in zip(running, drafts, strict=True) if s.request.method == method and self._times(s) is not None]
+            tokens = max((len(draft) for _, draft in own), default=0)
+            if tokens and all(draft.is_chain for _, draft in own):
+                times.observe(len(running), tokens, self._context(running), seconds[method])
 
     def cut(self, running: Sequence[Running], drafts: Sequence[Draft]) -> list[Draft]:
         """``drafts`` without what would cost more to verify than it brings, as far as their proposers say how sure they are.
@@ -158,16 +157,17 @@ class DraftLength:
         """How sure a chain was, and what became of it."""
         if sequence.id not in self._drafted:
             return
-        outcome = self._outcomes.setdefault((sequence.request.method, self._grounds[sequence.id] or Ground()), Outcome())
-        outcome.observe(self._drafted[sequence.id], len(draft), accepted)
+        self._outcomes.setdefault((sequence.request.method, self._grounds[sequence.id] or Ground()), Outcome())
+        for outcome in self._known(sequence):
+            outcome.observe(self._drafted[sequence.id], len(draft), accepted)
         for place, confidence in enumerate((draft.confidence or ())[: accepted + failed]):
             self._calibration.observe(sequence.request.method, place, confidence, place < accepted)
 
     def observe(self, sequence: Running, asked: Shape, drafted: int, accepted: int, failed: bool) -> None:
         """What became of a round's draft; ``failed``: it went on after the accepted tokens and was rejected there."""
         ground = self._grounds.get(sequence.id)
-        if self._trying and accepted:
-            self._patience = TRY_AGAIN
+        if self._trying and accepted:  # and again: where one token was right, the next ones often are
+            self._idle_rounds = self._patience = TRY_AGAIN
         if asked.length and ground is not None:
             self._records.of(sequence.request.method, ground, asked).observe(drafted, accepted, failed)
             if not asked.branches:
@@ -235,15 +235,34 @@ class DraftLength:
         # A token costs about this where several are read at a time.
         reading = 0.0 if times is None or times.shared else times.step.seconds(batch, SEVERAL, context) / SEVERAL
         cheap = reading <= CHEAP * self._target.seconds(batch, 1, context)
-        return self._idle_rounds >= self._patience and (cheap or sequence.counter.rounds == 0)
+        patience = min(TRIAL, self._patience) if self._is_modest(sequence, batch) else self._patience
+        return self._idle_rounds >= patience and (cheap or sequence.counter.rounds == 0)
 
     def _open(self, sequence: Running) -> bool:
         return sequence.request.method != "off" and not sequence.request.draft_len_fixed
 
+    def _on_trial(self, sequence: Running, batch: int) -> bool:
+        """Whether a sequence is too new to say that its drafts do not pay, where to see that costs little: what others' do says little."""
+        outcome = self._outcome(sequence)
+        return outcome is not None and outcome.seen < TRIAL and self._is_modest(sequence, batch)
+
+    def _is_modest(self, sequence: Running, batch: int) -> bool:
+        """Whether its draft of one token costs little."""
+        times, context = self._times(sequence), self._context([sequence])
+        if times is None:
+            return False
+        plain, two = (self._target.seconds(batch, step, context) for step in (1, 2))
+        return times.thinking(batch, 1, context) + two - plain <= MODEST * plain
+
     def _outcome(self, sequence: Running) -> Outcome | None:
         """None: it has not said yet how sure it is, or trees are weighed in place of that."""
-        ground = self._grounds[sequence.id]
-        return None if ground is None or sequence.request.tree_budget else self._outcomes.get((sequence.request.method, ground))
+        return None if sequence.request.tree_budget else next(iter(self._known(sequence)), None)
+
+    def _known(self, sequence: Running) -> tuple[Outcome, ...]:
+        """Of the sequence, and of its method."""
+        ground = self._grounds[sequence.id] or Ground()
+        all_ = self._outcomes.get((sequence.request.method, ground))
+        return () if all_ is None else (self._own_outcomes.setdefault((sequence.id, ground), Outcome(all_)), all_)
 
     def _context(self, sequences: Sequence[Running]) -> int:
         return max(len(sequence.tokens) for sequence in sequences) // CONTEXT_STEP * CONTEXT_STEP

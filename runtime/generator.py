@@ -14,7 +14,8 @@ from specbuild.recipe import LOWER
 
 from .acceptance import RULES
 from .answer import Answer, Completion, Delta
-from .draft_length import DraftLength, DraftTimes
+from .draft_length import DraftLength
+from .draft_times import DraftTimes
 from .engines import load
 from .intake import Intake, Prompt
 from .loop import Loop

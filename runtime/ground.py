@@ -18,6 +18,10 @@ class Ground:
     """Tokens of the text's end that were found there, rounded down to one of ``STEPS``."""
 
 
+TORN = Ground(True, 0)
+"""A copy of one of several continuations that differ."""
+
+
 def copied(match: int) -> Ground | None:
     """The ground of a copy after a match of so many tokens; None for none: there is nothing to draft."""
     return Ground(True, max(step for step in STEPS if step <= match)) if match else None

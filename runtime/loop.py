@@ -36,7 +36,7 @@ class Loop:
         began = perf_counter()
         plan = self.scheduler.plan(self._grounds() if self.scheduler.chooses else {})
         self.verifier.check(plan)
-        drafts = self.scheduler.cut(plan, self._propose(plan))
+        drafts = self.scheduler.cut(plan, *self._propose(plan))
         scores = self.verifier.score(plan, drafts)
         verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
         self._observe(plan.sequences, self.verifier.commit(plan, verdicts))
@@ -110,11 +110,12 @@ class Loop:
                 grounds[sequence.id] = self._proposers[sequence.request.method].ground(ask)
         return grounds
 
-    def _propose(self, plan: Plan) -> list[Draft]:
-        """Each method's sequences go to its proposer together; the drafts come back in the plan's order."""
-        began = perf_counter()
+    def _propose(self, plan: Plan) -> tuple[list[Draft], dict[str, float]]:
+        """Each method's sequences go to its proposer together; the drafts come back in the plan's order, with each method's seconds."""
         drafts: dict[Hashable, Draft] = {}
+        seconds: dict[str, float] = {}
         for method in {sequence.request.method for sequence in plan.sequences} - {"off"}:
+            began = perf_counter()
             wanted = [(s, shape) for s, shape in zip(plan.sequences, plan.shapes, strict=True) if s.request.method == method]
             asks = [Ask(s, shape.length, budget=shape.budget, least=self.scheduler.least(s)) for s, shape in wanted]
             for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
@@ -122,8 +123,9 @@ class Loop:
                 assert ask.branches or draft.is_chain, f"{method} drafted a tree, a chain was asked for"
                 assert len(draft) <= ask.budget, f"{method} drafted {len(draft)} tokens, {ask.budget} were asked for"
                 drafts[ask.sequence.id] = draft
-        self._draft_seconds += perf_counter() - began
-        return [drafts.get(sequence.id, Draft.EMPTY) for sequence in plan.sequences]
+            seconds[method] = perf_counter() - began
+        self._draft_seconds += sum(seconds.values())
+        return [drafts.get(sequence.id, Draft.EMPTY) for sequence in plan.sequences], seconds
 
     def _observe(self, sequences: Sequence[Running], all_seen: Sequence[Seen | None]) -> None:
         """Proposers learn what the target knew at the tokens that it has just read."""

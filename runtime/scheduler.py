@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from .draft import NOTHING, Draft, Shape
-from .draft_length import DraftLength, Grounds
+from .draft_length import DraftLength, Grounds, Least
 from .prefixes import common
 from .request import Emission, Running
 
@@ -107,13 +107,16 @@ class Scheduler:
         fits = 0 < length * (budget - length + 1) <= room
         return Shape(length, budget) if shape.branches and fits else Shape.chain(length)
 
-    def least(self, sequence: Running) -> float | None:
+    def least(self, sequence: Running) -> Least | None:
         """See ``Ask``."""
         return None if self._draft_length is None else self._draft_length.least(sequence, len(self._running))
 
-    def cut(self, plan: Plan, drafts: Sequence[Draft]) -> list[Draft]:
-        """``drafts`` as far as they are worth verifying, where it is for the scheduler to say."""
-        return list(drafts) if self._draft_length is None else self._draft_length.cut(plan.sequences, drafts)
+    def cut(self, plan: Plan, drafts: Sequence[Draft], seconds: Mapping[str, float]) -> list[Draft]:
+        """``drafts`` as far as they are worth verifying, where it is for the scheduler to say; each method took ``seconds`` for its own."""
+        if self._draft_length is None:
+            return list(drafts)
+        self._draft_length.clock(plan.sequences, drafts, seconds)
+        return self._draft_length.cut(plan.sequences, drafts)
 
     def observe(self, plan: Plan, drafts: Sequence[Draft], emissions: Sequence[Emission]) -> None:
         """Learn from a round what was accepted."""

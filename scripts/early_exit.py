@@ -40,7 +40,7 @@ from specbuild.probe import step_costs
 from specbuild.prompts import read_prompts
 from specbuild.recipe import LOWER, EarlyExitSection, Recipe, SpeculationSection
 from specbuild.runtime.draft import Shape
-from specbuild.runtime.draft_length import DraftTimes
+from specbuild.runtime.draft_times import DraftTimes
 from specbuild.runtime.engine import Engine, Step
 from specbuild.runtime.engines import load
 from specbuild.runtime.generator import Generator

@@ -141,7 +141,7 @@ class SpeculationSection(Section):
         default=("ngram", "draft"), min_length=2, description="A method, then models from the smallest up; each drafts for the next."
     )
     hybrid_retrieval: Retrieval = Field(default="ngram", description="What hybrid drafts by where its match is long enough.")
-    hybrid_min_match: int = Field(default=2, ge=1, description="Tokens that the match must have, at least.")
+    hybrid_min_match: int = Field(default=1, ge=1, description="Tokens that the match must have, at least.")
     hybrid_model: Method = Field(default="draft_model", description="What hybrid drafts by elsewhere.")
     merged: tuple[str, ...] = Field(
         default=("ngram", "draft"),

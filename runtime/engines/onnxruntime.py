@@ -21,13 +21,41 @@ VIEW_STEP = 64
 """The cache view grows by multiples of this many positions: attention reads the whole view, growing it copies the cache."""
 
 
+class Binding:
+    """A run of rows bound once, and memory of their passes' other inputs and outputs: to bind takes longer than to copy the little
+    that changes from pass to pass."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.io = session.io_binding()
+        self._inputs: dict[str, NDArray[Any]] = {}
+        self._outputs: dict[str, tuple[int, ...]] = {}
+        """(address, shape)"""
+
+    def put(self, name: str, array: NDArray[Any]) -> None:
+        """What the next pass reads as ``name``."""
+        held = self._inputs.get(name)
+        if held is not None and held.shape == array.shape:
+            np.copyto(held, array)
+            return
+        held = self._inputs[name] = array.copy()
+        self.io.bind_input(name, "cpu", 0, held.dtype.type, held.shape, held.ctypes.data)
+
+    def take(self, name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Where the next pass writes ``name``."""
+        place = (array.ctypes.data, *array.shape)
+        if self._outputs.get(name) != place:
+            self._outputs[name] = place
+            self.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        return array
+
+
 class OnnxRuntimeStorage:
     """Keys and values [2·layers, rows, kv_heads, view, head_dim], laid out anew within the same memory when the view changes."""
 
     def __init__(self, entry: EngineEntry, rows: int) -> None:
         self.rows = rows
         self.view = 0
-        self.bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        self.bindings: dict[tuple[int, int], Binding] = {}
         """(first row, rows) → binding to this layout; emptied when it changes."""
         self._entry = entry
         # Room for the longest view; the system gives memory as it is touched. Zeros, then old keys and values: always finite,
@@ -115,6 +143,8 @@ class OnnxRuntimeEngine:
         self._inputs = tuple(field.name for field in fields(Step) if field.name in taken)
         self._hidden_width = next((value.shape[-1] for value in self._session.get_outputs() if value.name == "hidden"), 0)
         self._hidden: NDArray[np.float32] | None = None
+        self._alone = Binding(self._session)
+        """Of passes without a cache."""
 
     @property
     def hidden(self) -> NDArray[np.float32] | None:
@@ -131,47 +161,39 @@ class OnnxRuntimeEngine:
             raise CapacityError(f"{length} new tokens at {step.write_index.tolist()} pass the cache view of {storage.view}")
         binding = self._binding(storage, first_row, batch)
         for name in self._inputs:
-            _bind_input(binding, name, getattr(step, name))
-        logits = self._bind_output(binding, "logits", batch, step.logit_rows.shape[1], self.entry.vocab_size)
+            binding.put(name, getattr(step, name))
+        logits = binding.take("logits", self._buffer("logits", batch, step.logit_rows.shape[1], self.entry.vocab_size))
         if self._hidden_width:
-            self._hidden = self._bind_output(binding, "hidden", batch, length, self._hidden_width)
-        self._session.run_with_iobinding(binding)
+            self._hidden = binding.take("hidden", self._buffer("hidden", batch, length, self._hidden_width))
+        self._session.run_with_iobinding(binding.io)
         return logits
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        binding = self._session.io_binding()
-        _bind_input(binding, "features", features)
-        logits = self._bind_output(binding, "logits", *features.shape[:2], self.entry.predictions, self.entry.vocab_size)
-        self._session.run_with_iobinding(binding)
+        self._alone.put("features", features)
+        logits = self._alone.take("logits", self._buffer("logits", *features.shape[:2], self.entry.predictions, self.entry.vocab_size))
+        self._session.run_with_iobinding(self._alone.io)
         return logits
 
-    def _binding(self, storage: OnnxRuntimeStorage, first_row: int, batch: int) -> ort.IOBinding:
+    def _binding(self, storage: OnnxRuntimeStorage, first_row: int, batch: int) -> Binding:
         known = storage.bindings.get((first_row, batch))
         if known is not None:
             return known
-        binding = self._session.io_binding()
+        binding = Binding(self._session)
         entry = self.entry
         shape = (batch, entry.num_kv_heads, storage.view, entry.head_dim)
         for layer in range(entry.num_layers):
             for half, kind in enumerate(("key", "value")):
                 pointer = storage.tensor[2 * layer + half, first_row].ctypes.data
                 name = f"{kind}.{entry.first_layer + layer}"
-                binding.bind_input(f"past_{name}", "cpu", 0, np.float32, shape, pointer)
-                binding.bind_output(name, "cpu", 0, np.float32, shape, pointer)
+                binding.io.bind_input(f"past_{name}", "cpu", 0, np.float32, shape, pointer)
+                binding.io.bind_output(name, "cpu", 0, np.float32, shape, pointer)
         storage.bindings[first_row, batch] = binding
         return binding
 
-    def _bind_output(self, binding: ort.IOBinding, name: str, *shape: int) -> NDArray[np.float32]:
-        """The memory where the next pass writes the output ``name``."""
+    def _buffer(self, name: str, *shape: int) -> NDArray[np.float32]:
+        """Memory for the output ``name``, the same for every pass that asks for no more."""
         size = prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
             buffer = self._buffers[name] = np.empty(size, np.float32)
-        array = buffer[:size].reshape(shape)
-        binding.bind_output(name, "cpu", 0, np.float32, shape, array.ctypes.data)
-        return array
-
-
-def _bind_input(binding: ort.IOBinding, name: str, array: NDArray[Any]) -> None:
-    assert array.flags.c_contiguous, "bound by pointer: a copy would be freed before the pass"
-    binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        return buffer[:size].reshape(shape)

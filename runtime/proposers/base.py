@@ -25,9 +25,9 @@ class Ask:
     """Tokens to be taken as if they had been emitted: what a larger draft model has drafted so far. The next round may know better."""
     budget: int = 0
     """Tokens of the whole tree, at most; never fewer than ``draft_len``. With just as many the draft is a chain."""
-    least: float | None = None
-    """The draft will be cut where that pays: a chain may say how sure of its tokens it is, and end where all of them together are less
-    likely than this. None: it shall not."""
+    least: tuple[float, ...] | None = None
+    """The draft will be cut where that pays: a chain may say how sure of its tokens it is, and end after 1, 2, … tokens where all of them
+    together are less likely than so. None: it shall not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", max(self.budget, self.draft_len))
@@ -41,6 +41,11 @@ class Ask:
     def branches(self) -> bool:
         """There may be more tokens than the longest path has."""
         return self.budget > self.draft_len
+
+    @property
+    def chosen(self) -> bool:
+        """The length was chosen by what drafts that rest on the like brought and cost."""
+        return self.least is not None
 
     @property
     def chain(self) -> Ask:

@@ -72,8 +72,8 @@ class Growth:
         """Nodes beside the first branch, at most."""
         # Where laws are needed a token must not be left out for what it is.
         self._weighed = ask.least is not None and ask.draft_len > 0 and not ask.branches and not ask.sequence.rule.needs_laws
-        self._least = _log(ask.least) if self._weighed and ask.least is not None else -inf
-        """Confidence, a logarithm, below which a chain does not go on."""
+        self._least = [_log(least) for least in ask.least or ()] if self._weighed else []
+        """Confidence, a logarithm, below which a chain of 1, 2, … tokens does not go on."""
         self._root = Node(ROOT, None, None, 0, first=True, confidence=0.0, worth=0.0)
         self._nodes: list[Node] = []
         self._fed: list[Node] = []
@@ -130,7 +130,10 @@ class Growth:
         best = set(nlargest(self._extra, (node for node in nodes if not node.first), key=lambda node: node.worth))
         self._nodes = [node for node in nodes if node.first or node in best]
         kept = [node for node in grown if node.first or node in best]
-        self.open = [node for node in kept if node.depth < self._ask.draft_len and node.confidence >= self._least]
+        self.open = [node for node in kept if node.depth < self._ask.draft_len and not self._doubted(node)]
+
+    def _doubted(self, node: Node) -> bool:
+        return bool(self._least) and node.confidence < self._least[node.depth - 1]
 
     def _children(self, node: Node, row: NDArray[np.float32], branch: int) -> list[Node]:
         """As many as might stay. None where all that the proposer can draft is forbidden: the target may know more tokens."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from specbuild.bundle import StepCost
 from specbuild.runtime.acceptance_record import Record
 from specbuild.runtime.draft import NOTHING, Draft, Shape
-from specbuild.runtime.draft_length import LATEST, TRY_AGAIN, DraftLength, DraftTimes
+from specbuild.runtime.draft_length import LATEST, TRY_AGAIN, DraftLength
+from specbuild.runtime.draft_times import DraftTimes
 from specbuild.runtime.ground import Ground
 from specbuild.runtime.request import Request
 from specbuild.runtime.sampling import SamplingParams
@@ -183,7 +184,7 @@ def thinks(chooser: DraftLength, running: list[Any], rates: dict[float, float], 
         drafts = []
         for one in running:
             sure, least = list[float](), chooser.least(one, len(running))
-            while len(sure) < shapes[one.id].length and (not sure or np.prod(sure) >= (least or 0.0)):
+            while len(sure) < shapes[one.id].length and (not sure or least is None or np.prod(sure) >= least[len(sure) - 1]):
                 sure.append(float(random.choice(list(rates))))
             drafts.append(chain(*sure) if sure else Draft.EMPTY)
         drafted += map(len, drafts)

@@ -11,7 +11,7 @@ from specbuild.bundle import Bundle, StepCost
 from specbuild.errors import BundleError
 from specbuild.recipe import LOWER
 from specbuild.runtime.draft import Shape
-from specbuild.runtime.draft_length import DraftTimes
+from specbuild.runtime.draft_times import DraftTimes
 from specbuild.runtime.engine import Engine, KvStorage, Step
 from specbuild.runtime.engines import load
 from specbuild.runtime.engines.split import SplitEngine, SplitStorage, part_entries

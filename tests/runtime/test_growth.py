@@ -183,7 +183,7 @@ def test_a_weighed_chain_says_how_sure_it_is_and_ends_where_it_is_not(toys: Toys
     proposer, alone = DraftModelProposer(model(MIDDLE)), DraftModelProposer(model(MIDDLE))
     sequence, lengths = started(toys, rule, proposer, alone, temperature=temperature), set()
     for turn in range(12):
-        (weighed,), (chain,) = proposer.propose([Ask(sequence, 5, least=0.1)]), alone.propose([Ask(sequence, 5)])
+        (weighed,), (chain,) = proposer.propose([Ask(sequence, 5, least=(0.1,) * 4)]), alone.propose([Ask(sequence, 5)])
         lengths.add(len(weighed))
         assert weighed.tokens == chain.tokens[: len(weighed)]
         if weighed.confidence is not None:
