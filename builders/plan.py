@@ -19,10 +19,8 @@ from .compilers.base import CompileJob, EngineShape, Role
 from .decoder_spec import DecoderSpec, MoeSpec
 from .facts import HeadFacts, ModelFacts, parts
 from .head_spec import ExitAdapter, HeadSpec, LayerHead, head_shapes
+from .passes.quantize import BLOCK
 from .weights import role_shapes
-
-BLOCK = 32
-"""Weights that share a scale in an int8 or int4 engine."""
 
 # What a bundle's digest leaves out of its recipe. Content stands for the address it came from; a config section only checks
 # the checkpoint; the rest are defaults of generation, which never change an engine: editing one of them compiles nothing.
@@ -173,6 +171,8 @@ def _step(recipe: Recipe, model: ModelFacts | HeadFacts, twin: Role | None, shap
     job = CompileJob.of(recipe, model.role)
     width = 4 if shape.kv_dtype == "float32" else 2
     per_token = _cache_width(model.spec) * width
+    moe = model.spec.moe if isinstance(model.spec, DecoderSpec) else None
+    block = BLOCK if moe else shape.weight_block  # experts are most of it
     return EngineStep(
         role=model.role,
         checkpoint=model.source,
@@ -180,10 +180,10 @@ def _step(recipe: Recipe, model: ModelFacts | HeadFacts, twin: Role | None, shap
         backend=recipe.backend,
         parameters=parameters(model.spec),
         twin=twin,
-        engine_bytes=0 if twin else engine_bytes(model.spec, job.precision, width=width, positions=shape.capacity),
+        engine_bytes=0 if twin else engine_bytes(model.spec, job.precision, width=width, positions=shape.capacity, block=block),
         kv_bytes_per_token=per_token,
         kv_bytes=per_token * job.max_batch_size * shape.capacity,
-        moe=model.spec.moe if isinstance(model.spec, DecoderSpec) else None,
+        moe=moe,
         job=job,
         shape=shape,
     )
@@ -196,12 +196,13 @@ def parameters(spec: DecoderSpec | HeadSpec) -> int:
     return linear + floating + (0 if layer is not None and layer.tied_head else gathered)
 
 
-def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: int, positions: int) -> int:
+def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: int, positions: int, block: int = BLOCK) -> int:
     """Size of an engine: its weights, which are nearly all of it.
 
     Args:
         width: Bytes of an activation: of what is not quantised, and of scales.
         positions: Rows of the two rotation tables.
+        block: Weights that share a scale where they are integers.
     """
     gathered, floating, linear = _extent(spec)
     layer = _layer(spec)
@@ -209,7 +210,7 @@ def engine_bytes(spec: DecoderSpec | HeadSpec, precision: Precision, *, width: i
     if precision in ("int8", "int4"):
         # A quantised head shares nothing with the embedding that is gathered from, tied or not.
         bits = 8 if precision == "int8" else 4
-        return (gathered + floating) * width + linear * bits // 8 + linear // BLOCK * width + tables
+        return (gathered + floating) * width + linear * bits // 8 + linear // block * width + tables
     return parameters(spec) * width + tables
 
 

@@ -44,7 +44,7 @@ class Outcome:
     """Decayed means over rounds in which one method drafted as far as it was sure, and the draft was cut."""
 
     def __init__(self, others: Outcome | None = None) -> None:
-        """At first like ``others``, as if that had been seen for ``LIKE_OTHERS`` rounds. Without them hopeful: one token of two was kept."""
+        """At first like ``others``, as if seen for ``LIKE_OTHERS`` rounds. Without them hopeful: one token of two was kept."""
         self.seen = 0
         """Rounds."""
         self._rounds = PRIOR_WEIGHT if others is None else LIKE_OTHERS

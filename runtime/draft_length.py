@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from .acceptance_record import PRIOR, Record, Records, expected
+from .acceptance_record import Record, Records, expected
 from .calibration import Calibration, Outcome
 from .draft import NOTHING, Draft, Shape
 from .draft_times import DraftTimes
@@ -166,8 +166,10 @@ class DraftLength:
     def observe(self, sequence: Running, asked: Shape, drafted: int, accepted: int, failed: bool) -> None:
         """What became of a round's draft; ``failed``: it went on after the accepted tokens and was rejected there."""
         ground = self._grounds.get(sequence.id)
-        if self._trying and accepted:  # and again: where one token was right, the next ones often are
-            self._idle_rounds = self._patience = TRY_AGAIN
+        if self._trying and accepted:
+            self._patience = TRY_AGAIN
+            if self._is_modest(sequence, 1):  # once more: where one token was right the next ones often are
+                self._idle_rounds = TRY_AGAIN
         if asked.length and ground is not None:
             self._records.of(sequence.request.method, ground, asked).observe(drafted, accepted, failed)
             if not asked.branches:

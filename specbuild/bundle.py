@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from specbuild.errors import BundleError, EnvironmentLacksError, VerificationError
+from specbuild.errors import BundleError, VerificationError
 from specbuild.recipe import Backend, HeadRole, Recipe, section_key
 
 SCHEMA_VERSION = 2
@@ -185,20 +185,6 @@ class EngineEntry(Record):
         """New tokens, or wanted rows, that each of ``batch`` sequences has in a pass that needs ``count`` of them: see ``row_multiple``."""
         multiple = self.row_multiple // gcd(self.row_multiple, batch)
         return -(-count // multiple) * multiple
-
-    def check_version(self, installed: str) -> None:
-        """Compare the version of the library that compiled this engine with the one that would run it: plans of TensorRT hold
-        for exactly one version, graphs of ONNX Runtime for one minor version (another may fuse and round differently).
-
-        Raises:
-            EnvironmentLacksError: they differ.
-        """
-        parts = 2 if self.backend == "onnxruntime" else None
-        if self.version.split(".")[:parts] != installed.split(".")[:parts]:
-            raise EnvironmentLacksError(
-                f"the {self.role} engine was built for {self.flavour} {self.version}, installed is {installed}; "
-                f"install that version, or {REBUILD}"
-            )
 
 
 class Manifest(Record):

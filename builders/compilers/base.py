@@ -16,6 +16,8 @@ import onnx_ir as ir
 from specbuild.errors import UnsupportedError
 from specbuild.recipe import LOWER, Backend, DraftSection, HeadSection, Precision, Recipe, TargetSection, TensorRTSection, section_key
 
+from ..passes.quantize import BLOCK
+
 Role = str
 """``target``, ``target.lower``, ``draft``, ``draft.NAME`` or a head's name: what ``sections`` has."""
 
@@ -68,6 +70,8 @@ class EngineShape:
     max_prefill: int
     kv_dtype: Literal["float32", "float16", "bfloat16"]
     row_multiple: int = 1
+    weight_block: int = BLOCK
+    """Weights that share a scale where they are integers."""
     compute_capabilities: tuple[str, ...] = ()
 
     @property

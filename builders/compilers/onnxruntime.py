@@ -45,12 +45,14 @@ class OnnxRuntimeCompiler:
 
     def shape(self, job: CompileJob) -> EngineShape:
         """A view that may have any length up to the capacity, which has room for one padded step past the longest sequence."""
-        step, multiple = job.max_draft_len + 1, 2 if _in_wide_blocks(job) else 1
+        step, wide = job.max_draft_len + 1, _in_wide_blocks(job)
+        multiple = 2 if wide else 1
         return EngineShape(
             static_view=False,
             capacity=round_up(job.max_seq_len + round_up(step, multiple), _VIEW_STEP),
             max_step=step,
             row_multiple=multiple,
+            weight_block=_WIDE_BLOCK if wide else BLOCK,
             max_prefill=_MAX_PREFILL,
             kv_dtype="float32",
         )
@@ -62,7 +64,7 @@ class OnnxRuntimeCompiler:
             BuildError: the files cannot be written, or ONNX Runtime does not take them.
         """
         if job.precision == "int8" or job.precision == "int4":
-            QuantizeWeights(job.precision, block=_WIDE_BLOCK if _in_wide_blocks(job) else BLOCK)(model)
+            QuantizeWeights(job.precision, block=self.shape(job).weight_block)(model)
         else:
             assert job.precision == "float32", f"check() lets no {job.precision} pass"
             ShareHead()(model)

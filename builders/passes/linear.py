@@ -22,6 +22,11 @@ class LinearLayer:
     tied_to: str | None
     """Name of the initializer that the weight is the transpose of."""
 
+    @property
+    def of_an_expert(self) -> bool:
+        """It is given as many rows as chose the expert, whatever the pass has."""
+        return ".experts." in self.name
+
 
 def linear_layers(model: ir.Model) -> Iterator[LinearLayer]:
     """The linear layers of ``model``, in graph order."""

@@ -27,7 +27,8 @@ class QuantizeWeights(ir.passes.InPlacePass):
 
     Args:
         precision: ``int4`` (packed two a byte, low nibble first) or ``int8``.
-        block: Weights that share a scale. The last block of a layer may be shorter by whole ``BLOCK``s.
+        block: Weights that share a scale, but for experts, which keep to ``BLOCK``. The last block of a layer may be shorter by whole
+            ``BLOCK``s.
         signed_scale: See ``rounding.quantize_rows``; False where scales must be positive.
     """
 
@@ -64,14 +65,15 @@ class QuantizeWeights(ir.passes.InPlacePass):
                 f"{name}: its input width {depth} is not a multiple of {BLOCK}, the blocks in which int{self.bits} weights "
                 "share scales; choose a floating-point precision for this model"
             )
-        rounded = _RoundedWeight(source, self.bits, self.block, self.signed_scale)
+        block = BLOCK if layer.of_an_expert else self.block
+        rounded = _RoundedWeight(source, self.bits, block, self.signed_scale)
         code_type = ir.DataType.INT4 if self.bits == 4 else ir.DataType.INT8
         codes = _lazy(graph, f"{name}.codes", code_type, (depth, width), rounded.codes)
-        scales = _lazy(graph, f"{name}.scales", ir.DataType.FLOAT, (-(-depth // self.block), width), rounded.scales)
+        scales = _lazy(graph, f"{name}.scales", ir.DataType.FLOAT, (-(-depth // block), width), rounded.scales)
         dequantize = ir.node(
             "DequantizeLinear",
             [codes, scales],
-            attributes={"axis": 0, "block_size": self.block},
+            attributes={"axis": 0, "block_size": block},
             outputs=[ir.Value(name=f"{name}.dequantized")],
             name=f"{name}.dequantize",
         )

@@ -16,6 +16,7 @@ from specbuild.bundle import REBUILD, EngineEntry
 from specbuild.errors import BundleError, CapacityError, EnvironmentLacksError, RequestError
 
 from ..engine import KvStorage, Step
+from .version import check_version
 
 VIEW_STEP = 64
 """The cache view grows by multiples of this many positions: attention reads the whole view, growing it copies the cache."""
@@ -120,7 +121,7 @@ class OnnxRuntimeEngine:
     """A session and, for each run of rows that is passed over, a binding whose cache pointers are set once."""
 
     def __init__(self, path: Path, entry: EngineEntry, *, threads: int | None = None) -> None:
-        entry.check_version(ort.__version__)
+        check_version(entry, ort.__version__)
         cores = os.cpu_count() or 1
         if threads is not None and not 1 <= threads <= cores:  # each takes memory when the session starts
             raise RequestError(f"threads is {threads}, but this machine has {cores} CPU cores; give 1 to {cores}, or nothing for all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,13 @@ def compile_cpu(spec: DecoderSpec, weights: Weights, precision: Precision, folde
 
 
 class Sequences:
-    """B sequences of one length in an engine, with their caches."""
+    """B sequences of one length in an engine, with their caches. B·S and B·R of a pass are padded to multiples of ``multiple``."""
 
-    def __init__(self, spec: DecoderSpec, session: onnxruntime.InferenceSession, batch: int = 1, view: int = 128) -> None:
+    def __init__(
+        self, spec: DecoderSpec, session: onnxruntime.InferenceSession, batch: int = 1, view: int = 128, *, multiple: int = 1
+    ) -> None:
         self.spec, self.session, self.view = spec, session, view
+        self.multiple = multiple // gcd(multiple, batch)
         shape = (batch, spec.num_kv_heads, view, spec.head_dim)
         # Rubbish, not zeros: what was never written must never count.
         self.cache = {
@@ -86,7 +90,9 @@ class Sequences:
 
     def step(self, tokens: NDArray[np.int64], start: int | list[int], rows: list[int] | None = None) -> Logits:
         """Logits [B,R,V] of tokens [B,S] written from position ``start`` (one for all, or one a sequence) on; R is S unless given."""
-        batch, length = tokens.shape
+        batch, given = tokens.shape
+        tokens = np.pad(tokens, ((0, 0), (0, -given % self.multiple)))
+        length, wanted = tokens.shape[1], list(range(given)) if rows is None else rows
         first = np.broadcast_to(np.array(start, np.int64), (batch,))
         position = first[:, None] + np.arange(length)
         columns = np.arange(self.view)
@@ -100,7 +106,7 @@ class Sequences:
                 "position_ids": position,
                 "write_index": np.ascontiguousarray(first),
                 "attention_mask": mask[:, None],
-                "logit_rows": np.tile(np.array(rows if rows is not None else range(length), np.int64), (batch, 1)),
+                "logit_rows": np.tile(np.array(wanted + [0] * (-len(wanted) % self.multiple), np.int64), (batch, 1)),
                 **self.cache,
             },
         )
@@ -108,7 +114,7 @@ class Sequences:
         for name, value in zip(names, outputs, strict=True):
             if name != "logits":
                 self.cache[f"past_{name}"] = value
-        logits: Logits = outputs[names.index("logits")]
+        logits: Logits = outputs[names.index("logits")][:, : len(wanted)]
         return logits
 
 

@@ -15,6 +15,7 @@ from specbuild.builders.store import Store
 from specbuild.bundle import Bundle, EngineEntry, Probe
 from specbuild.errors import BuildError, EnvironmentLacksError, VerificationError
 from specbuild.recipe import Recipe
+from specbuild.runtime.engines.version import check_version
 
 
 def recipe(checkpoint: Path, **changes: object) -> Recipe:
@@ -188,13 +189,13 @@ def test_an_edited_bundle_is_refused_and_force_mends_it(tmp_path: Path, tiny_che
 def test_an_engine_built_for_another_version_is_refused(tmp_path: Path, tiny_checkpoint: Path) -> None:
     bundle = build(recipe(tiny_checkpoint), store=Store(tmp_path / "store")).bundle
     entry = bundle.engine("target").model_copy(update={"version": "1.32.0"})
-    entry.check_version("1.32.9")
+    check_version(entry, "1.32.9")
     with pytest.raises(EnvironmentLacksError, match=r"target engine was built for onnxruntime 1\.32\.0, installed is 1\.33\.0; "):
-        entry.check_version("1.33.0")
+        check_version(entry, "1.33.0")
     plan = entry.model_copy(update={"backend": "tensorrt-rtx", "flavour": "tensorrt_rtx", "version": "1.7.1.116"})
-    plan.check_version("1.7.1.116")
+    check_version(plan, "1.7.1.116")
     with pytest.raises(EnvironmentLacksError, match=r"tensorrt_rtx 1\.7\.1\.116, installed is 1\.7\.1\.120"):
-        plan.check_version("1.7.1.120")
+        check_version(plan, "1.7.1.120")
 
 
 @pytest.mark.parametrize("probe", [None, FakeProbe()])
@@ -207,9 +208,9 @@ def test_too_little_room_is_found_before_compiling(
     store = Store(tmp_path / "store")
     with pytest.raises(BuildError) as refused:
         build(recipe(tiny_checkpoint), store=store, probe=probe)
-    # Embedding and rotation tables (capacity 128) in float32; then the matrices and the head, with a scale a block of 32.
+    # Embedding and rotation tables (capacity 128) in float32; then the matrices and the head, with a scale a block of 128 and of 32.
     plain, weights = 264 * 64 * 4 + 128 * 16 * 4, 2 * 30_720 + 264 * 64
-    engines = 2 * plain + weights + weights // 2 + 2 * (weights // 32 * 4)
+    engines = 2 * plain + weights + weights // 2 + weights // 128 * 4 + weights // 32 * 4
     needed = engines + (weights * 4 + 128 * 16 * 4 if probe else 0)
     assert "the disk is full (checked before compiling)" in str(refused.value)
     assert "100,000 are free; free some space (`specbuild engine prune`) or set SPECBUILD_HOME" in str(refused.value)

