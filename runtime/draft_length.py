@@ -20,16 +20,15 @@ import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from .acceptance_record import Record, Records, expected
-from .calibration import Calibration, Outcome
+from .acceptance_record import expected
+from .calibration import Outcome
 from .draft import NOTHING, Draft, Shape
 from .draft_times import DraftTimes
+from .experience import Experience
 from .ground import Ground
 from .request import Running
 from .step_times import StepTimes
 
-OWN_WEIGHT = 8.0
-"""Observations that a method's rate stands for beside a sequence's own."""
 HYSTERESIS = 1.03
 """A new shape must promise so much more than the current one."""
 TRY_AGAIN, LATEST = 32, 256
@@ -60,16 +59,9 @@ class DraftLength:
         """``drafts``: method → times of its own engine, where it has one."""
         self._longest = longest
         self._target, self._drafts = target, drafts
-        self._records = Records(longest)
-        self._own: dict[tuple[Hashable, Ground], Record] = {}
-        """Of chains of each sequence that runs."""
+        self._experience = Experience(longest)
         self._grounds: Grounds = {}
         """Of this round."""
-        self._calibration = Calibration()
-        self._outcomes: dict[tuple[str, Ground], Outcome] = {}
-        """Of methods that say how sure they are."""
-        self._own_outcomes: dict[tuple[Hashable, Ground], Outcome] = {}
-        """And of each sequence that runs."""
         self._drafted: dict[Hashable, int] = {}
         """Tokens of this round's drafts before they were cut, of those."""
         self._current = Shape.chain(min(4, longest))
@@ -79,8 +71,7 @@ class DraftLength:
         """Shape of the draft of each sequence that speculates and did not fix its own."""
         drafting = [sequence for sequence in running if sequence.request.method != "off"]
         self._grounds = {sequence.id: grounds.get(sequence.id, Ground()) for sequence in drafting}
-        self._own = {(owner, ground): record for (owner, ground), record in self._own.items() if owner in self._grounds}
-        self._own_outcomes = {key: outcome for key, outcome in self._own_outcomes.items() if key[0] in self._grounds}
+        self._experience.keep(self._grounds)
         left_open = [sequence for sequence in drafting if not sequence.request.draft_len_fixed]
         open_ = [sequence for sequence in left_open if self._grounds[sequence.id] is not None]
         chosen = dict.fromkeys((sequence.id for sequence in left_open), NOTHING)
@@ -88,7 +79,7 @@ class DraftLength:
             return chosen
         fixed = max((sequence.request.shape.budget for sequence in drafting if sequence.request.draft_len_fixed), default=0)
         shape, think = self._best(open_, len(running), fixed)
-        self._records.pass_by(shape)
+        self._experience.pass_by(shape)
         if shape.length == 0 and not think:
             self._idle_rounds += 1
             again = [one for one in open_ if self._to_be_tried(one, len(running))]
@@ -111,7 +102,7 @@ class DraftLength:
             return (0.0,) * len(lengths)
         next_, plain = times.next(batch, context), self._target.seconds(batch, 1, context)
         verifying = [self._target.seconds(batch, 1 + length, context) / plain for length in range(self._longest + 1)]
-        gains = expected([self._calibration.going_on(sequence.request.method)] * self._longest)
+        gains = expected([self._experience.going_on(sequence.request.method)] * self._longest)
 
         def from_(length: int) -> float:
             return min(
@@ -138,7 +129,7 @@ class DraftLength:
         self._drafted = {owner: len(confidence) for owner, (_, confidence) in said.items()}
         if not said:
             return list(drafts)
-        sure = {owner: expected(self._chances(one.request.method, confidence)) for owner, (one, confidence) in said.items()}
+        sure = {owner: expected(self._experience.chances(one.request.method, confidence)) for owner, (one, confidence) in said.items()}
         others = [(one, len(draft)) for one, draft in zip(running, drafts, strict=True) if one.id not in said and len(draft)]
         batch, widest, context = len(running), max((length for _, length in others), default=0), self._context(running)
         base = batch + sum(expected(self._rates(one, Shape.chain(0)))[min(length, self._longest)] for one, length in others)
@@ -157,11 +148,7 @@ class DraftLength:
         """How sure a chain was, and what became of it."""
         if sequence.id not in self._drafted:
             return
-        self._outcomes.setdefault((sequence.request.method, self._grounds[sequence.id] or Ground()), Outcome())
-        for outcome in self._known(sequence):
-            outcome.observe(self._drafted[sequence.id], len(draft), accepted)
-        for place, confidence in enumerate((draft.confidence or ())[: accepted + failed]):
-            self._calibration.observe(sequence.request.method, place, confidence, place < accepted)
+        self._experience.learn(sequence, self._ground(sequence), draft, self._drafted[sequence.id], accepted, failed)
 
     def observe(self, sequence: Running, asked: Shape, drafted: int, accepted: int, failed: bool) -> None:
         """What became of a round's draft; ``failed``: it went on after the accepted tokens and was rejected there."""
@@ -171,9 +158,7 @@ class DraftLength:
             if self._is_modest(sequence, 1):  # once more: where one token was right the next ones often are
                 self._idle_rounds = TRY_AGAIN
         if asked.length and ground is not None:
-            self._records.of(sequence.request.method, ground, asked).observe(drafted, accepted, failed)
-            if not asked.branches:
-                self._own.setdefault((sequence.id, ground), Record(self._longest)).observe(drafted, accepted, failed)
+            self._experience.observe(sequence, ground, asked, drafted, accepted, failed)
 
     def _shapes(self, largest: int) -> Iterator[Shape]:
         """Every chain; trees of the ``largest`` budget and of half of it."""
@@ -195,7 +180,7 @@ class DraftLength:
             """(chance that there is a draft, tokens accepted of it)"""
             key = sequence.id, shape.budget if shape.branches else 0
             if key not in gains:
-                gains[key] = self._record(sequence, shape).coverage, expected(self._rates(sequence, shape))
+                gains[key] = self._experience.coverage(sequence, self._ground(sequence), shape), expected(self._rates(sequence, shape))
             share, by_length = gains[key]
             return share, by_length[shape.length]
 
@@ -258,37 +243,21 @@ class DraftLength:
 
     def _outcome(self, sequence: Running) -> Outcome | None:
         """None: it has not said yet how sure it is, or trees are weighed in place of that."""
-        return None if sequence.request.tree_budget else next(iter(self._known(sequence)), None)
+        return None if sequence.request.tree_budget else self._experience.outcome(sequence, self._ground(sequence))
 
-    def _known(self, sequence: Running) -> tuple[Outcome, ...]:
-        """Of the sequence, and of its method."""
-        ground = self._grounds[sequence.id] or Ground()
-        all_ = self._outcomes.get((sequence.request.method, ground))
-        return () if all_ is None else (self._own_outcomes.setdefault((sequence.id, ground), Outcome(all_)), all_)
+    def _ground(self, sequence: Running) -> Ground:
+        return self._grounds[sequence.id] or Ground()
 
     def _context(self, sequences: Sequence[Running]) -> int:
         return max(len(sequence.tokens) for sequence in sequences) // CONTEXT_STEP * CONTEXT_STEP
-
-    def _chances(self, method: str, confidence: Sequence[float]) -> list[float]:
-        return [self._calibration.chance(method, place, one) for place, one in enumerate(confidence)]
 
     def _times(self, sequence: Running) -> DraftTimes | None:
         """Of the engine that drafts for it; None: its draft is copied, or costs nothing that is known."""
         ground = self._grounds[sequence.id]
         return None if ground is None or ground.copied else self._drafts.get(sequence.request.method)
 
-    def _record(self, sequence: Running, shape: Shape) -> Record:
-        return self._records.of(sequence.request.method, self._grounds[sequence.id] or Ground(), shape)
-
     def _rates(self, sequence: Running, shape: Shape) -> list[float]:
-        """Acceptance by depth. A sequence's own record weighs more the longer it is; where trees are allowed it tells of neither kind."""
-        rates = self._record(sequence, shape).rates
-        own = self._own.get((sequence.id, self._grounds[sequence.id] or Ground()))
-        if own is None or sequence.request.tree_budget:
-            return rates
-        for position, (accepted, reached) in enumerate(zip(own.accepted, own.reached, strict=True)):
-            rates[position] = (accepted + OWN_WEIGHT * rates[position]) / (reached + OWN_WEIGHT)
-        return rates
+        return self._experience.rates(sequence, self._ground(sequence), shape)
 
 
 def _allowed(sequence: Running, shape: Shape) -> Shape:
