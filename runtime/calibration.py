@@ -27,7 +27,7 @@ class Calibration:
     def going_on(self, method: str) -> float:
         """Chance that a token is accepted that was drafted after others, if it is reached."""
         counts = [self._counts.get((method, False, level), (0.0, 0.0)) for level in range(LEVELS)]
-        accepted, reached = (sum(column) for column in zip(*counts, strict=True))
+        accepted, reached = sum(count[0] for count in counts), sum(count[1] for count in counts)
         return (accepted + PRIOR_WEIGHT * PRIOR) / (reached + PRIOR_WEIGHT)
 
     def observe(self, method: str, place: int, confidence: float, accepted: bool) -> None:

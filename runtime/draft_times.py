@@ -69,5 +69,6 @@ class DraftTimes:
     def _line(self) -> tuple[float, float]:
         """(what a draft takes beside its passes, what each takes), by least squares; never less than was measured."""
         count, n, y, nn, ny = self._sums.tolist()
-        each = max(1.0, (count * ny - n * y) / (count * nn - n * n))
+        slope = (count * ny - n * y) / (count * nn - n * n)
+        each = max(1.0, min(slope, y / n))  # y / n: nothing beside its passes
         return max(0.0, (y - each * n) / count), each

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specbuild.bundle import StepCost
 from specbuild.runtime.acceptance_record import Record
 from specbuild.runtime.draft import NOTHING, Draft, Shape
-from specbuild.runtime.draft_length import LATEST, TRY_AGAIN, DraftLength
+from specbuild.runtime.draft_length import LATEST, TRIAL, TRY_AGAIN, DraftLength
 from specbuild.runtime.draft_times import DraftTimes
 from specbuild.runtime.ground import Ground
 from specbuild.runtime.request import Request
@@ -221,6 +221,18 @@ def test_a_model_that_would_have_to_catch_up_is_tried_with_a_new_sequence() -> N
     old.counter.observe(emitted=1, drafted=0, accepted=0, failed=False)
     assert {chooser.choose([old])[0] for _ in range(LATEST + 1)} == {NOTHING}
     assert chooser.choose([old, new]) == {0: NOTHING, 1: Shape.chain(LONGEST)}
+
+
+def test_a_model_that_costs_little_is_tried_for_each_sequence_whatever_others_brought() -> None:
+    """It brought the first nothing. The second it is tried for, for a while, then now and then, and it stays once it pays."""
+    chooser = DraftLength(LONGEST, times(1.0, 0.1), {"mtp": DraftTimes(times(0.1, 0.0))})
+    drafted, _ = thinks(chooser, [sequence(0, "mtp")], {0.5: 0.0})
+    assert 10 <= 200 - drafted.count(0) <= 15, "every 16 rounds"
+    new = sequence(1, "mtp")
+    drafted, _ = thinks(chooser, [new], {0.5: 0.0}, rounds=TRIAL + 5)
+    assert 4 <= drafted.count(0) <= 5
+    drafted, _ = thinks(chooser, [new], {0.9: 1.0})
+    assert drafted.count(0) == 0
 
 
 def test_who_fixed_a_length_keeps_it_and_off_is_left_alone() -> None:

@@ -59,6 +59,25 @@ def test_any_way_of_feeding_gives_the_logits_of_the_whole_text(texts: list[list[
             model.cache.check()
 
 
+def test_rows_come_in_multiples_where_bits_depend_on_that() -> None:
+    """One sequence or three have an even number of new tokens and of wanted rows in every pass, two have any; the logits are the same."""
+    text = list(range(9))
+    for rows, prompt_pass, step_pass in ((1, (1, 6), (1, 2)), (2, (1, 6), (2, 1)), (3, (1, 6), (3, 2))):
+        model = cached(rows, row_multiple=2)
+        for owner in range(rows):
+            model.cache.reserve(owner)
+            model.prefill(owner, text[:5])
+        logits = model.feed({owner: Feed((text[5],), wanted=(0,)) for owner in range(rows)})
+        assert [shape[:2] for shape in passes(model)] == [prompt_pass] * rows + [step_pass]
+        assert isinstance(model.engine, ToyEngine)
+        assert all(step.logit_rows.size % 2 == 0 for step in model.engine.steps)
+        for owner in range(rows):
+            assert logits[owner].shape == (1, MODEL.vocab_size)
+            np.testing.assert_array_equal(logits[owner][0], MODEL.after(text[:6]))
+        model.cache.commit(0, np.arange(1))
+        assert model.length(0) == 6, "padding is never valid"
+
+
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), window=st.sampled_from([None, 2, 5]), prefix=st.lists(st.integers(0, VOCABULARY - 1), max_size=12))
 def test_a_trees_node_sees_its_own_path(data: st.DataObject, window: int | None, prefix: list[int]) -> None:

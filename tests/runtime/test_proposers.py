@@ -18,6 +18,7 @@ from specbuild.errors import BundleError, RequestError
 from specbuild.recipe import Method
 from specbuild.runtime.acceptance import SeededRound
 from specbuild.runtime.draft import Draft
+from specbuild.runtime.ground import TORN, Ground
 from specbuild.runtime.model import CachedModel
 from specbuild.runtime.proposers import METHODS, Means, Proposers
 from specbuild.runtime.proposers.base import Ask
@@ -87,6 +88,16 @@ def test_lookup_copies_what_followed_as_far_as_it_matched_and_goes_round_in_loop
         proposer.retire(sequence)
     with pytest.raises(KeyError):
         proposer.propose([Ask(sequence, 1)])
+
+
+def test_where_lengths_are_chosen_copies_are_as_long_as_asked_for(toys: Toys) -> None:
+    """What a match vouches for is then for what became of others to say; where its last two continuations differ it is told apart."""
+    proposer, cases = NgramProposer(1, 3), [([1, 2, 3, 4, 1], (2, 3, 4, 1), Ground(True, 1)), ([5, 6, 5, 7, 5], (7, 5, 7, 5), TORN)]
+    for owner, (prompt, expected, ground) in enumerate(cases):
+        sequence = running(toys, prompt, owner)
+        proposer.admit(sequence)
+        ask = Ask(sequence, 4, least=(0.5,) * 3)
+        assert (proposer.ground(ask), proposer.propose([ask])[0].tokens) == (ground, expected)
 
 
 def test_lookup_sees_the_output_too(toys: Toys) -> None:
