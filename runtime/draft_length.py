@@ -89,13 +89,12 @@ class DraftLength:
                 self._idle_rounds, self._patience = 0, min(LATEST, 2 * self._patience)
         else:
             self._idle_rounds, self._patience, self._trying = 0, TRY_AGAIN, False
-        thought = Shape.chain(self._longest) if think else NOTHING
-        return chosen | {one.id: _allowed(one, shape) if self._outcome(one) is None else thought for one in open_}
+        return chosen | {one.id: self._given(one, shape, think) for one in open_}
 
     def least(self, sequence: Running, batch: int) -> Least | None:
         """See ``Ask``. To go on from n tokens costs passes of the model and a wider one of the target. If all n are right, j tokens more
         bring a + a² + … + aʲ, with a the acceptance of those that were drafted after others so far."""
-        if sequence.request.draft_len_fixed or sequence.request.tree_budget:
+        if sequence.request.draft_len_fixed:
             return None
         context, times, lengths = self._context([sequence]), self._times(sequence), range(1, self._longest)
         if times is None:
@@ -157,8 +156,14 @@ class DraftLength:
             self._patience = TRY_AGAIN
             if self._is_modest(sequence, 1):  # once more: where one token was right the next ones often are
                 self._idle_rounds = TRY_AGAIN
-        if asked.length and ground is not None:
+        if asked.length and ground is not None and sequence.id not in self._drafted:
             self._experience.observe(sequence, ground, asked, drafted, accepted, failed)
+
+    def _given(self, sequence: Running, shape: Shape, think: bool) -> Shape:
+        """What comes of the choice for one."""
+        if self._outcome(sequence) is None or (sequence.request.tree_budget and not think):
+            return _allowed(sequence, shape)
+        return Shape.chain(self._longest) if think else NOTHING
 
     def _shapes(self, largest: int) -> Iterator[Shape]:
         """Every chain; trees of the ``largest`` budget and of half of it."""
@@ -169,11 +174,13 @@ class DraftLength:
                 yield Shape(length, budget)
 
     def _best(self, open_: Sequence[Running], batch: int, fixed: int) -> tuple[Shape, bool]:
-        """The shape for all but those that say how sure they are, and whether those are to draft."""
+        """The shape for all but those that say how sure they are, and whether those are to draft as far as they are; else the shape is also
+        for those of them that may have a tree."""
         context = self._context(open_)
         thinking = {one.id: outcome for one in open_ if (outcome := self._outcome(one)) is not None}
         others = [one for one in open_ if one.id not in thinking]
-        models = {times for one in others if (times := self._times(one)) is not None}
+        shaped = {True: others, False: [one for one in open_ if one.id not in thinking or one.request.tree_budget]}
+        models = {think: {times for one in some if (times := self._times(one)) is not None} for think, some in shaped.items()}
         gains: dict[tuple[Hashable, int], tuple[float, list[float]]] = {}
 
         def gain(sequence: Running, shape: Shape) -> tuple[float, float]:
@@ -187,10 +194,10 @@ class DraftLength:
         def speed(shape: Shape, think: bool) -> float:
             """Tokens a second."""
             tokens, nobody = float(batch), 1.0
-            for sequence in others:
+            for sequence in shaped[think]:
                 share, accepted = gain(sequence, _allowed(sequence, shape))
                 tokens, nobody = tokens + share * accepted, nobody * (1 - share)
-            own = sum(times.seconds(batch, shape, context) for times in models)
+            own = sum(times.seconds(batch, shape, context) for times in models[think])
             widths = [(0, 1.0)]
             if think:
                 tokens += sum(outcome.accepted for outcome in thinking.values())
@@ -207,7 +214,7 @@ class DraftLength:
         if self._current.budget > max(largest, self._current.length):
             self._current = Shape.chain(self._current.length)  # those who allowed the tree have left
         choices = (False, True) if thinking else (False,)
-        if not others:
+        if not shaped[False]:
             return NOTHING, max(choices, key=lambda think: speed(NOTHING, think))
         best = max(itertools.product(self._shapes(largest), choices), key=lambda one: speed(*one))
         current = max(((self._current, think) for think in choices), key=lambda one: speed(*one))
@@ -242,8 +249,8 @@ class DraftLength:
         return times.thinking(batch, 1, context) + two - plain <= MODEST * plain
 
     def _outcome(self, sequence: Running) -> Outcome | None:
-        """None: it has not said yet how sure it is, or trees are weighed in place of that."""
-        return None if sequence.request.tree_budget else self._experience.outcome(sequence, self._ground(sequence))
+        """None: it has not said yet how sure it is."""
+        return self._experience.outcome(sequence, self._ground(sequence))
 
     def _ground(self, sequence: Running) -> Ground:
         return self._grounds[sequence.id] or Ground()
