@@ -20,7 +20,8 @@ _MAX_PREFILL = 512
 # Cache views grow in steps of this many positions, so a capacity that is a multiple of it is reached without a last odd view.
 _VIEW_STEP = 64
 # The 8-bit kernel is a fifth to a third faster in blocks of 128 than of 32. From 128 on (4 bits: from 64) it takes rows by twos, and
-# the last of an odd number of rows has other bits: a row's bits are the same in every pass only if no pass has an odd number.
+# the last of an odd number of rows has other bits: a row's bits are the same in every pass only if no pass has an odd number. The price
+# is a mean KL from float32 of 0.013 nats instead of 0.004 (SmolLM2-135M; int4: 0.40).
 _WIDE_BLOCK = 128
 
 
