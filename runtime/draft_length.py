@@ -91,13 +91,13 @@ class DraftLength:
             self._idle_rounds, self._patience, self._trying = 0, TRY_AGAIN, False
         return chosen | {one.id: self._given(one, shape, think) for one in open_}
 
-    def least(self, sequence: Running, batch: int) -> Least | None:
-        """See ``Ask``. To go on from n tokens costs passes of the model and a wider one of the target. If all n are right, j tokens more
-        bring a + a² + … + aʲ, with a the acceptance of those that were drafted after others so far."""
+    def least(self, sequence: Running, batch: int, length: int) -> Least | None:
+        """See ``Ask``, of a draft of ``length`` tokens at most. To go on from n costs passes of the model and a wider one of the target.
+        If all n are right, j more bring a + a² + … + aʲ, with a the acceptance of those that were drafted after others so far."""
         if sequence.request.draft_len_fixed:
             return None
-        context, times, lengths = self._context([sequence]), self._times(sequence), range(1, self._longest)
-        if times is None:
+        context, times, lengths = self._context([sequence]), self._times(sequence), range(1, length)
+        if times is None or not lengths:
             return (0.0,) * len(lengths)
         next_, plain = times.next(batch, context), self._target.seconds(batch, 1, context)
         verifying = [self._target.seconds(batch, 1 + length, context) / plain for length in range(self._longest + 1)]

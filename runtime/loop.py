@@ -117,7 +117,7 @@ class Loop:
         for method in {sequence.request.method for sequence in plan.sequences} - {"off"}:
             began = perf_counter()
             wanted = [(s, shape) for s, shape in zip(plan.sequences, plan.shapes, strict=True) if s.request.method == method]
-            asks = [Ask(s, shape.length, budget=shape.budget, least=self.scheduler.least(s)) for s, shape in wanted]
+            asks = [Ask(s, shape.length, budget=shape.budget, least=self.scheduler.least(s, shape)) for s, shape in wanted]
             for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
                 assert draft.depth <= ask.draft_len, f"{method} drafted {draft.depth} deep, {ask.draft_len} were asked for"
                 assert ask.branches or draft.is_chain, f"{method} drafted a tree, a chain was asked for"

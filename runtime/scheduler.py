@@ -107,9 +107,9 @@ class Scheduler:
         fits = 0 < length * (budget - length + 1) <= room
         return Shape(length, budget) if shape.branches and fits else Shape.chain(length)
 
-    def least(self, sequence: Running) -> Least | None:
+    def least(self, sequence: Running, shape: Shape) -> Least | None:
         """See ``Ask``."""
-        return None if self._draft_length is None else self._draft_length.least(sequence, len(self._running))
+        return None if self._draft_length is None else self._draft_length.least(sequence, len(self._running), shape.length)
 
     def cut(self, plan: Plan, drafts: Sequence[Draft], seconds: Mapping[str, float]) -> list[Draft]:
         """``drafts`` as far as they are worth verifying, where it is for the scheduler to say; each method took ``seconds`` for its own."""

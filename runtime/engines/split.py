@@ -172,7 +172,7 @@ class SplitEngine:
             return self._run(step, storage, first_row)
         width = self.entry.padded(int((_own(step).sum(axis=1) - known).max()), batch)
         if width > 0:
-            # A row that lacks fewer tokens than another reads some anew, to the same bits.
+            # A row that lacks fewer tokens than another, or than a pass needs, reads some anew, to the same bits.
             rest, columns = _columns(step, np.minimum(known, length - width), width)
             np.put_along_axis(hidden, columns[:, :, None], self._run(rest, storage, first_row), axis=1)
         return hidden

@@ -183,7 +183,7 @@ def thinks(chooser: DraftLength, running: list[Any], rates: dict[float, float], 
         shapes = chooser.choose(running)
         drafts = []
         for one in running:
-            sure, least = list[float](), chooser.least(one, len(running))
+            sure, least = list[float](), chooser.least(one, len(running), shapes[one.id].length)
             while len(sure) < shapes[one.id].length and (not sure or least is None or np.prod(sure) >= least[len(sure) - 1]):
                 sure.append(float(random.choice(list(rates))))
             drafts.append(chain(*sure) if sure else Draft.EMPTY)
