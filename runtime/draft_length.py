@@ -28,6 +28,7 @@ from .experience import Experience
 from .ground import Ground
 from .request import Running
 from .step_times import StepTimes
+from .target_times import TargetTimes
 
 HYSTERESIS = 1.03
 """A new shape must promise so much more than the current one."""
@@ -58,7 +59,7 @@ class DraftLength:
     def __init__(self, longest: int, target: StepTimes, drafts: Mapping[str, DraftTimes]) -> None:
         """``drafts``: method → times of its own engine, where it has one."""
         self._longest = longest
-        self._target, self._drafts = target, drafts
+        self._target, self._drafts = TargetTimes(target, longest + 1), drafts
         self._experience = Experience(longest)
         self._grounds: Grounds = {}
         """Of this round."""
@@ -118,6 +119,11 @@ class DraftLength:
             tokens = max((len(draft) for _, draft in own), default=0)
             if tokens and all(draft.is_chain for _, draft in own):
                 times.observe(len(running), tokens, self._context(running), seconds[method])
+
+    def clock_target(self, running: Sequence[Running], drafts: Sequence[Draft], seconds: float) -> None:
+        """What the pass that verified them took. Where layers are shared, part of it was drafting: that tells nothing."""
+        if not any(times.shared for one, draft in zip(running, drafts, strict=True) if len(draft) and (times := self._times(one))):
+            self._target.observe(len(running), 1 + max(map(len, drafts)), self._context(running), seconds)
 
     def cut(self, running: Sequence[Running], drafts: Sequence[Draft]) -> list[Draft]:
         """``drafts`` without what would cost more to verify than it brings, as far as their proposers say how sure they are.
@@ -260,7 +266,7 @@ class DraftLength:
 
     def _times(self, sequence: Running) -> DraftTimes | None:
         """Of the engine that drafts for it; None: its draft is copied, or costs nothing that is known."""
-        ground = self._grounds[sequence.id]
+        ground = self._grounds.get(sequence.id)
         return None if ground is None or ground.copied else self._drafts.get(sequence.request.method)
 
     def _rates(self, sequence: Running, shape: Shape) -> list[float]:

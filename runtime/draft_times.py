@@ -14,8 +14,8 @@ from .acceptance_record import DECAY, PRIOR_WEIGHT
 from .draft import Shape
 from .step_times import StepTimes
 
-SLOWEST = 5.0
-"""Times what was measured. A draft that takes longer had something to catch up with, or was disturbed."""
+QUICKEST, SLOWEST = 0.5, 5.0
+"""Times what was measured: no pass is taken to be quicker, and a draft that took longer had to catch up, or was disturbed."""
 
 
 class DraftTimes:
@@ -67,8 +67,8 @@ class DraftTimes:
 
     @property
     def _line(self) -> tuple[float, float]:
-        """(what a draft takes beside its passes, what each takes), by least squares; never less than was measured."""
+        """(what a draft takes beside its passes, what each takes), by least squares."""
         count, n, y, nn, ny = self._sums.tolist()
         slope = (count * ny - n * y) / (count * nn - n * n)
-        each = max(1.0, min(slope, y / n))  # y / n: nothing beside its passes
+        each = max(QUICKEST, min(slope, y / n))  # y / n: nothing beside its passes
         return max(0.0, (y - each * n) / count), each

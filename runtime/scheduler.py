@@ -118,9 +118,10 @@ class Scheduler:
         self._draft_length.clock(plan.sequences, drafts, seconds)
         return self._draft_length.cut(plan.sequences, drafts)
 
-    def observe(self, plan: Plan, drafts: Sequence[Draft], emissions: Sequence[Emission]) -> None:
-        """Learn from a round what was accepted."""
+    def observe(self, plan: Plan, drafts: Sequence[Draft], emissions: Sequence[Emission], seconds: float) -> None:
+        """Learn from a round what was accepted, and that the target's pass took ``seconds``."""
         if self._draft_length is not None:
+            self._draft_length.clock_target(plan.sequences, drafts, seconds)
             for sequence, asked, draft, emission in zip(plan.sequences, plan.shapes, drafts, emissions, strict=True):
                 self._draft_length.observe(sequence, asked, len(draft), emission.accepted, emission.failed)
                 self._draft_length.learn(sequence, draft, emission.accepted, emission.failed)

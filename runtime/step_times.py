@@ -18,7 +18,7 @@ class StepTimes:
 
     def __init__(self, costs: Sequence[StepCost], padded: Callable[[int, int], int] = lambda step, batch: step) -> None:
         assert costs, "nothing was measured"
-        self._padded = padded
+        self.padded = padded
         self._seconds = {(cost.batch, padded(cost.step, cost.batch), cost.context): cost.seconds for cost in costs}
         self._batches = sorted({cost.batch for cost in costs})
         self._steps = {batch: sorted({step for b, step, _ in self._seconds if b == batch}) for batch in self._batches}
@@ -31,7 +31,7 @@ class StepTimes:
         return sum(
             wb * ws * wc * self._seconds[b, s, c]
             for b, wb in _between(self._batches, batch)
-            for s, ws in _between(self._steps[b], self._padded(step, batch))
+            for s, ws in _between(self._steps[b], self.padded(step, batch))
             for c, wc in _between(self._contexts, context)
         )
 

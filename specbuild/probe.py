@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ TREE_PREFIXES = (1, 16, PREFIX, 127)
 CONTEXTS = (128, 1024)
 """Or what a shorter sequence leaves room for."""
 PARITY_TOKENS = 96
-REPEATS = 3
+REPEATS = 5
 
 Logits = NDArray[np.float32]
 
@@ -59,7 +59,7 @@ def _probe_parallel(engine: Engine) -> Probe:
     together = engine.predict(features).copy()
     alone = [engine.predict(features[row : row + 1])[0].copy() for row in range(entry.max_batch_size)]
     in_a_row = engine.predict(features.reshape(1, entry.max_batch_size, entry.feature_width))[0]
-    seconds = {batch: _seconds(partial(engine.predict, features[:batch])) for batch in _batches(entry)}
+    seconds = _seconds({batch: partial(engine.predict, features[:batch]) for batch in _batches(entry)})
     return Probe(
         step_invariant=_same([row[0] for row in alone], list(in_a_row)),
         batch_invariant=_same(alone, list(together)),
@@ -164,12 +164,14 @@ def step_costs(engine: Engine) -> tuple[StepCost, ...]:
             model.cache.make_room(0, at_least=context + entry.max_step)
             for row in range(batch):
                 model.cache.commit(row, np.arange(context - model.cache.length(row)))
-            for step in sorted({1, 2, 4, entry.max_step}):
-                if step <= entry.max_step:
-                    # Of a target's first layers the head is wanted for drafts, not where the pass that verifies lets them read.
-                    wanted = (step - 1,) if entry.role == LOWER else tuple(range(step))
-                    feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=wanted) for row in range(batch)}
-                    costs.append(StepCost(batch=batch, step=step, context=context, seconds=_seconds(partial(model.feed, feeds))))
+            runs: dict[int, Callable[[], object]] = {}
+            for step in sorted({step for step in (1, 2, 4, entry.max_step) if step <= entry.max_step}):
+                # Of a target's first layers the head is wanted for drafts, not where the pass that verifies lets them read.
+                wanted = (step - 1,) if entry.role == LOWER else tuple(range(step))
+                feeds: dict[Hashable, Feed] = {row: Feed(tuple(tokens[row][:step]), wanted=wanted) for row in range(batch)}
+                runs[step] = partial(model.feed, feeds)
+            taken = _seconds(runs)
+            costs += [StepCost(batch=batch, step=step, context=context, seconds=taken[step]) for step in runs]
     return tuple(costs)
 
 
@@ -177,15 +179,15 @@ def _batches(entry: EngineEntry) -> list[int]:
     return sorted({batch for batch in (1, 2, 4, entry.max_batch_size) if batch <= entry.max_batch_size})
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    """Median of a few runs, after one."""
-    run()
-    times = []
-    for _ in range(REPEATS):
-        began = perf_counter()
-        run()
-        times.append(perf_counter() - began)
-    return median(times)
+def _seconds(runs: Mapping[int, Callable[[], object]]) -> dict[int, float]:
+    """Median of a few of each, after one. They take turns: what slows the machine for a while slows all of them."""
+    times: dict[int, list[float]] = {key: [] for key in runs}
+    for _ in range(1 + REPEATS):
+        for key, run in runs.items():
+            began = perf_counter()
+            run()
+            times[key].append(perf_counter() - began)
+    return {key: median(own[1:]) for key, own in times.items()}
 
 
 def _parity(engine: Engine, reference: Engine) -> Parity:

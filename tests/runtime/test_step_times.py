@@ -49,12 +49,12 @@ def test_drafts_that_are_all_alike_tell_what_they_take_together() -> None:
     assert drafts.thinking(1, 2, 0) == pytest.approx(0.8, rel=0.02)
 
 
-def test_no_pass_is_taken_to_cost_less_than_was_measured_nor_one_to_have_cost_a_hundred_times_as_much() -> None:
+def test_no_draft_is_taken_to_cost_a_hundredth_of_what_was_measured_nor_a_hundred_times_as_much() -> None:
     fast, disturbed = DraftTimes(times(0.25)), DraftTimes(times(0.25))
     for _ in range(300):
         fast.observe(1, 2, 0, 0.01)
         disturbed.observe(1, 2, 0, 50.0)
-    assert fast.thinking(1, 2, 0) == pytest.approx(0.5)
+    assert fast.thinking(1, 2, 0) == pytest.approx(0.25)
     assert disturbed.thinking(1, 2, 0) <= 2.5
 
 
