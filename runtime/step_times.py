@@ -18,12 +18,12 @@ class StepTimes:
 
     def __init__(self, costs: Sequence[StepCost], padded: Callable[[int, int], int] = lambda step, batch: step) -> None:
         assert costs, "nothing was measured"
-        self.padded = padded
+        # A service asks for the same few points every round.
+        self.padded = cache(padded)
         self._seconds = {(cost.batch, padded(cost.step, cost.batch), cost.context): cost.seconds for cost in costs}
         self._batches = sorted({cost.batch for cost in costs})
         self._steps = {batch: sorted({step for b, step, _ in self._seconds if b == batch}) for batch in self._batches}
         self._contexts = sorted({cost.context for cost in costs})
-        # A service asks for the same few points every round.
         self.seconds = cache(self._interpolated)
 
     def _interpolated(self, batch: int, step: int, context: int) -> float:

@@ -40,14 +40,14 @@ class TargetTimes:
         self._near = np.exp(-np.abs(steps[:, None] - steps) / NEAR)
         self._seen: dict[int, NDArray[np.float64]] = {}
         """Batch → decayed sums [2,S] over its passes: 1 and how many times what was measured they took."""
-        self._factors: dict[int, Factors] = {}
-        """Of batches that were asked for since the last pass."""
+        self._factors: dict[int, list[float]] = {}
+        """Of batches that were asked for since the last pass, by the width that a pass is padded to."""
 
     def seconds(self, batch: int, step: int, context: int) -> float:
         """Of a pass of ``step`` new tokens for each of ``batch`` sequences with ``context`` tokens cached."""
         if batch not in self._factors:
-            self._factors[batch] = self._factors_of(batch)
-        return float(self._factors[batch][self._index(step, batch)]) * self._measured.seconds(batch, step, context)
+            self._factors[batch] = self._factors_of(batch).tolist()
+        return self._factors[batch][self._index(step, batch)] * self._measured.seconds(batch, step, context)
 
     def observe(self, batch: int, step: int, context: int, seconds: float) -> None:
         """A pass took so long."""
