@@ -112,18 +112,23 @@ class DraftLength:
 
         return tuple(min(SURE, from_(length)) for length in lengths)
 
-    def clock(self, running: Sequence[Running], drafts: Sequence[Draft], seconds: Mapping[str, float]) -> None:
-        """What a round's drafts took each method. Trees, whose levels differ, tell nothing."""
+    def clock(self, running: Sequence[Running], asked: Sequence[Shape], drafts: Sequence[Draft], seconds: Mapping[str, float]) -> None:
+        """What a round's drafts took each method, of ``asked`` shapes. Where one has chains and trees, that tells of neither."""
+        context = self._context(running)
         for method, times in self._drafts.items():
-            own = [(s, d) for s, d in zip(running, drafts, strict=True) if s.request.method == method and self._times(s) is not None]
+            own = [(shape, draft) for one, shape, draft in zip(running, asked, drafts, strict=True) if self._times(one) is times]
             tokens = max((len(draft) for _, draft in own), default=0)
-            if tokens and all(draft.is_chain for _, draft in own):
-                times.observe(len(running), tokens, self._context(running), seconds[method])
+            trees = [shape for shape, _ in own if shape.branches]
+            if tokens and not trees:
+                times.observe(len(running), tokens, context, seconds[method])
+            elif tokens and len(trees) == len(own):
+                times.observe_tree(len(running), max(trees, key=lambda shape: shape.budget), context, seconds[method])
 
     def clock_target(self, running: Sequence[Running], drafts: Sequence[Draft], seconds: float) -> None:
-        """What the pass that verified them took. Where layers are shared, part of it was drafting: that tells nothing."""
+        """What it took to verify them. Where layers are shared, part of it was drafting: that tells nothing."""
         if not any(times.shared for one, draft in zip(running, drafts, strict=True) if len(draft) and (times := self._times(one))):
-            self._target.observe(len(running), 1 + max(map(len, drafts)), self._context(running), seconds)
+            trees = not all(draft.is_chain for draft in drafts)
+            self._target.observe(len(running), 1 + max(map(len, drafts)), self._context(running), seconds, trees=trees)
 
     def cut(self, running: Sequence[Running], drafts: Sequence[Draft]) -> list[Draft]:
         """``drafts`` without what would cost more to verify than it brings, as far as their proposers say how sure they are.
@@ -213,7 +218,7 @@ class DraftLength:
                 widths = [(n, share / len(thinking)) for outcome in thinking.values() for n, share in outcome.verified()]
             for n, share in widths:
                 own += share * nobody * self._target.seconds(batch, 1 + max(n, fixed), context)
-                own += share * (1 - nobody) * self._target.seconds(batch, 1 + max(n, shape.budget, fixed), context)
+                own += share * (1 - nobody) * self._target.seconds(batch, 1 + max(n, shape.budget, fixed), context, trees=shape.branches)
             return tokens / own
 
         largest = max(sequence.request.tree_budget for sequence in open_)

@@ -32,13 +32,17 @@ class DraftTimes:
         self._at_once = at_once
         # Decayed sums over rounds that drafted, of n passes and y times what a pass measured: 1, n, y, n², ny. The first ones are made up.
         self._sums = PRIOR_WEIGHT / 2 * np.array([2.0, 3.0, 3.0, 5.0, 5.0])
+        self._trees = PRIOR_WEIGHT * np.ones(2)
+        """Likewise of rounds with trees: 1, and how many times what its passes were expected to take such a draft did."""
 
     def seconds(self, batch: int, shape: Shape, context: int) -> float:
         """Seconds of drafting for each of ``batch`` sequences."""
         if not shape.length:
             return 0.0
-        passes = self._passes(shape.length)
-        taken = self._passing(passes) * self.step.seconds(batch, ceil(shape.budget / passes) if shape.branches else 1, context)
+        if shape.branches:
+            taken = float(self._trees[1] / self._trees[0]) * self._tree(batch, shape, context)
+        else:
+            taken = self.thinking(batch, shape.length, context)
         if self.shared:
             taken -= self.step.seconds(batch, 1 + shape.length, context) - self.step.seconds(batch, 1, context)
         return taken
@@ -56,6 +60,15 @@ class DraftTimes:
         passes = self._passes(tokens)
         times = min(seconds / self.step.seconds(batch, 1, context), SLOWEST * passes)
         self._sums = self._sums * DECAY + [1, passes, times, passes * passes, passes * times]
+
+    def observe_tree(self, batch: int, shape: Shape, context: int, seconds: float) -> None:
+        """A round's trees, the largest of ``shape``, took so long."""
+        self._trees = self._trees * DECAY + [1, min(seconds / self._tree(batch, shape, context), SLOWEST)]
+
+    def _tree(self, batch: int, shape: Shape, context: int) -> float:
+        """What a tree of ``shape`` would take if its levels were like the passes of a chain."""
+        passes = self._passes(shape.length)
+        return self._passing(passes) * self.step.seconds(batch, ceil(shape.budget / passes), context)
 
     def _passes(self, tokens: float) -> float:
         return min(tokens, 1) if self._at_once else tokens

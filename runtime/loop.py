@@ -37,11 +37,12 @@ class Loop:
         plan = self.scheduler.plan(self._grounds() if self.scheduler.chooses else {})
         self.verifier.check(plan)
         drafts = self.scheduler.cut(plan, *self._propose(plan))
+        drafted = perf_counter()
         scores = self.verifier.score(plan, drafts)
         verdicts = [s.judge(rows, draft) for s, rows, draft in zip(plan.sequences, scores, drafts, strict=True)]
         self._observe(plan.sequences, self.verifier.commit(plan, verdicts))
         emissions = [s.take(v, r, d) for s, v, r, d in zip(plan.sequences, verdicts, scores, drafts, strict=True)]
-        self.scheduler.observe(plan, drafts, emissions, self.verifier.pass_seconds)
+        self.scheduler.observe(plan, drafts, emissions, perf_counter() - drafted)
         self._clock(plan.sequences)
         self._pace.round_took(len(plan.sequences), perf_counter() - began)
         self._retire([sequence for sequence in plan.sequences if sequence.finish_reason is not None])

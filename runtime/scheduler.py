@@ -115,11 +115,11 @@ class Scheduler:
         """``drafts`` as far as they are worth verifying, where it is for the scheduler to say; each method took ``seconds`` for its own."""
         if self._draft_length is None:
             return list(drafts)
-        self._draft_length.clock(plan.sequences, drafts, seconds)
+        self._draft_length.clock(plan.sequences, plan.shapes, drafts, seconds)
         return self._draft_length.cut(plan.sequences, drafts)
 
     def observe(self, plan: Plan, drafts: Sequence[Draft], emissions: Sequence[Emission], seconds: float) -> None:
-        """Learn from a round what was accepted, and that the target's pass took ``seconds``."""
+        """Learn from a round what was accepted, and that it took ``seconds`` beside its drafts."""
         if self._draft_length is not None:
             self._draft_length.clock_target(plan.sequences, drafts, seconds)
             for sequence, asked, draft, emission in zip(plan.sequences, plan.shapes, drafts, emissions, strict=True):

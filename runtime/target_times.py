@@ -5,9 +5,9 @@ the mean of what passes of about as many tokens took so far:
 
     factor(S) = Σ κ(S, S′) · ratios(S′) / Σ κ(S, S′) · count(S′),    κ(S, S′) = exp(−|ln S/S′| / NEAR)
 
-over passes of the same batch. They begin with the factors of all batches as so many observations, and those with the mean of all widths
-seen, each of which weighs about the same however often it came: what was never seen must not seem cheap on a machine that is slower
-throughout.
+over passes of the same batch, chains and trees apart. They begin with the factors of all as so many observations, and those with the mean
+of all widths seen, each of which weighs about the same however often it came: what was never seen must not seem cheap on a machine that
+is slower throughout.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ DECAY, FADING = 0.95, 0.995
 PRIOR_WEIGHT, UNSEEN = 2.0, 0.25
 """How many passes what others tell stands for, and how many widths the factor 1."""
 
+Kind = tuple[int, bool]
+"""Batch, and whether of trees."""
 Factors = NDArray[np.float64]
 """[S] of passes of 1 … S tokens."""
 
@@ -38,21 +40,23 @@ class TargetTimes:
         steps = np.log(np.arange(1, longest + 1))
         self._measured, self._longest = measured, longest
         self._near = np.exp(-np.abs(steps[:, None] - steps) / NEAR)
-        self._seen: dict[int, NDArray[np.float64]] = {}
-        """Batch → decayed sums [2,S] over its passes: 1 and how many times what was measured they took."""
-        self._factors: dict[int, list[float]] = {}
-        """Of batches that were asked for since the last pass, by the width that a pass is padded to."""
+        self._seen: dict[Kind, NDArray[np.float64]] = {}
+        """Decayed sums [2,S] over passes: 1 and how many times what was measured they took."""
+        self._factors: dict[Kind, list[float]] = {}
+        """Of what was asked for since the last pass, by the width that a pass is padded to."""
 
-    def seconds(self, batch: int, step: int, context: int) -> float:
-        """Of a pass of ``step`` new tokens for each of ``batch`` sequences with ``context`` tokens cached."""
-        if batch not in self._factors:
-            self._factors[batch] = self._factors_of(batch).tolist()
-        return self._factors[batch][self._index(step, batch)] * self._measured.seconds(batch, step, context)
+    def seconds(self, batch: int, step: int, context: int, *, trees: bool = False) -> float:
+        """Of a pass of ``step`` new tokens for each of ``batch`` sequences with ``context`` tokens cached, ``trees`` or chains, and of
+        what comes with it: judging, what stays in the cache, the round itself."""
+        kind = batch, trees
+        if kind not in self._factors:
+            self._factors[kind] = self._factors_of(kind).tolist()
+        return self._factors[kind][self._index(step, batch)] * self._measured.seconds(batch, step, context)
 
-    def observe(self, batch: int, step: int, context: int, seconds: float) -> None:
-        """A pass took so long."""
+    def observe(self, batch: int, step: int, context: int, seconds: float, *, trees: bool = False) -> None:
+        """That took so long."""
         ratio = min(SLOWEST, max(QUICKEST, seconds / self._measured.seconds(batch, step, context)))
-        seen, index = self._seen.setdefault(batch, np.zeros((2, self._longest))), self._index(step, batch)
+        seen, index = self._seen.setdefault((batch, trees), np.zeros((2, self._longest))), self._index(step, batch)
         seen *= FADING
         seen[:, index] = seen[:, index] * (DECAY / FADING) + (1, ratio)
         self._factors.clear()
@@ -60,11 +64,11 @@ class TargetTimes:
     def _index(self, step: int, batch: int) -> int:
         return min(self._measured.padded(step, batch), self._longest) - 1
 
-    def _factors_of(self, batch: int) -> Factors:
+    def _factors_of(self, kind: Kind) -> Factors:
         seen = sum(self._seen.values(), np.zeros((2, self._longest)))
         count, ratios = seen / (seen[0] + PRIOR_WEIGHT)
         of_all = self._mean(seen, np.full(self._longest, (ratios.sum() + UNSEEN) / (count.sum() + UNSEEN)))
-        return self._mean(self._seen[batch], of_all) if batch in self._seen else of_all
+        return self._mean(self._seen[kind], of_all) if kind in self._seen else of_all
 
     def _mean(self, seen: NDArray[np.float64], prior: Factors) -> Factors:
         count, ratios = seen @ self._near

@@ -20,8 +20,6 @@ class Verifier:
 
     def __init__(self, target: CachedModel) -> None:
         self._target = target
-        self.pass_seconds = 0.0
-        """Of the last pass that verified drafts."""
 
     @property
     def kv_tokens(self) -> int:
@@ -76,9 +74,7 @@ class Verifier:
             )
             for sequence, draft in zip(plan.sequences, drafts, strict=True)
         }
-        began = self.engine_seconds
         scores = self._target.feed(feeds)
-        self.pass_seconds = self.engine_seconds - began
         return [scores[sequence.id] for sequence in plan.sequences]
 
     def commit(self, plan: Plan, verdicts: Sequence[Verdict]) -> list[Seen | None]:

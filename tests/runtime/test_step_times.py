@@ -62,3 +62,14 @@ def test_heads_that_draft_all_tokens_at_once_pay_for_one_pass() -> None:
     drafts = DraftTimes(times(0.25), at_once=True)
     assert [drafts.thinking(1, tokens, 0) for tokens in (0, 1, 4)] == pytest.approx([0, 0.25, 0.25])
     assert drafts.next(1, 0) == 0
+
+
+def test_trees_cost_what_they_took_beside_chains() -> None:
+    """Three times what passes of as many tokens say: nodes are chosen among many. Chains do not."""
+    drafts, tree = DraftTimes(times(0.25)), Shape(2, 8)
+    before = drafts.seconds(1, tree, 0)
+    for _ in range(300):
+        drafts.observe_tree(1, tree, 0, 3 * before)
+    assert drafts.seconds(1, tree, 0) == pytest.approx(3 * before, rel=0.02)
+    assert drafts.seconds(1, Shape(3, 9), 0) == pytest.approx(3 * DraftTimes(times(0.25)).seconds(1, Shape(3, 9), 0), rel=0.02)
+    assert drafts.seconds(1, Shape.chain(2), 0) == pytest.approx(0.5)

@@ -55,6 +55,15 @@ def test_a_batch_of_its_own_weighs_more_than_all() -> None:
     assert target.seconds(8, 1, 0) == pytest.approx(0.3, rel=0.05)
 
 
+def test_trees_cost_what_trees_take() -> None:
+    target = TargetTimes(times(0.25), 8)
+    for _ in range(300):
+        target.observe(1, 8, 0, 0.25)
+        target.observe(1, 8, 0, 0.4, trees=True)
+    assert target.seconds(1, 8, 0) == pytest.approx(0.25, rel=0.05)
+    assert target.seconds(1, 8, 0, trees=True) == pytest.approx(0.4, rel=0.05)
+
+
 def test_no_pass_of_the_target_is_taken_to_cost_more_than_twice_what_was_measured_nor_less_than_half() -> None:
     fast, disturbed = TargetTimes(times(0.25), 8), TargetTimes(times(0.25), 8)
     for _ in range(300):
@@ -88,7 +97,7 @@ def tokens_a_pass(toys: Toys, monkeypatch: pytest.MonkeyPatch, narrow: float, wi
     probe = invariant()
     costs = tuple(cost.model_copy(update={"seconds": narrow if cost.step == 1 else wide}) for cost in probe.step_costs)
     clock = count()
-    monkeypatch.setattr("specbuild.runtime.model.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("specbuild.runtime.loop.perf_counter", lambda: next(clock))
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, speculation="off")
     text = toys.generator().generate([[1, 2, 3]], params)[0].token_ids
     generator = toys.generator(interactive=True, proposers={"right": Right(text)}, probe=probe.model_copy(update={"step_costs": costs}))
