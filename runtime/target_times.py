@@ -42,16 +42,18 @@ class TargetTimes:
         self._near = np.exp(-np.abs(steps[:, None] - steps) / NEAR)
         self._seen: dict[Kind, NDArray[np.float64]] = {}
         """Decayed sums [2,S] over passes: 1 and how many times what was measured they took."""
-        self._factors: dict[Kind, list[float]] = {}
-        """Of what was asked for since the last pass, by the width that a pass is padded to."""
+        self._known: dict[tuple[Kind, int], list[float]] = {}
+        """Kind and context → seconds of passes of 1 … S tokens, as far as asked for since the last pass."""
 
     def seconds(self, batch: int, step: int, context: int, *, trees: bool = False) -> float:
         """Of a pass of ``step`` new tokens for each of ``batch`` sequences with ``context`` tokens cached, ``trees`` or chains, and of
         what comes with it: judging, what stays in the cache, the round itself."""
-        kind = batch, trees
-        if kind not in self._factors:
-            self._factors[kind] = self._factors_of(kind).tolist()
-        return self._factors[kind][self._index(step, batch)] * self._measured.seconds(batch, step, context)
+        key = (batch, trees), context
+        if key not in self._known:  # a round asks for all of them, many times
+            factors = self._factors_of(key[0]).tolist()
+            widths = range(1, self._longest + 1)
+            self._known[key] = [factors[self._index(width, batch)] * self._measured.seconds(batch, width, context) for width in widths]
+        return self._known[key][min(step, self._longest) - 1]
 
     def observe(self, batch: int, step: int, context: int, seconds: float, *, trees: bool = False) -> None:
         """That took so long."""
@@ -59,7 +61,7 @@ class TargetTimes:
         seen, index = self._seen.setdefault((batch, trees), np.zeros((2, self._longest))), self._index(step, batch)
         seen *= FADING
         seen[:, index] = seen[:, index] * (DECAY / FADING) + (1, ratio)
-        self._factors.clear()
+        self._known.clear()
 
     def _index(self, step: int, batch: int) -> int:
         return min(self._measured.padded(step, batch), self._longest) - 1
