@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
+from time import monotonic
 
 from .metrics import PREFIX, TURNS
 
@@ -59,10 +59,10 @@ class Heartbeat:
 
     def _run(self) -> None:
         pause, patience = self._limit / LOOKS, self._limit * PATIENCE
-        before = time.monotonic()
+        before = monotonic()
         while not self._end.wait(pause):
             counters = self._counters(patience)
-            now = time.monotonic()
+            now = monotonic()
             # Where we stood still ourselves (a frozen container, a machine without memory) the server did so with us: that proves nothing.
             self._pulse.look(counters, min(now - before, pause + patience))
             before = now

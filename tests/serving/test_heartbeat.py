@@ -96,7 +96,7 @@ def test_a_server_that_is_not_there_has_stopped() -> None:
 def test_what_stood_still_with_us_is_given_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen container: an hour passes between two looks."""
     hours = iter(range(0, 3600 * 10**6, 3600))
-    monkeypatch.setattr("specbuild.triton.heartbeat.time.monotonic", lambda: float(next(hours)))
+    monkeypatch.setattr("specbuild.triton.heartbeat.monotonic", lambda: float(next(hours)))
     looks = threading.Semaphore(0)
 
     def turns() -> int:
