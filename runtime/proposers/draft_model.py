@@ -10,7 +10,7 @@ of drafts, which no coin depends on; the inner proposer predicts that same noise
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class DraftModelProposer(Proposer):
         self._inner.start(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        growths = [Growth(ask if self._branches else ask.chain) for ask in asks]
+        growths = [Growth(self._own(ask)) for ask in asks]
         going = [growth for growth in growths if growth.open]
         news = [self._news(growth) for growth in going]
         while going:
@@ -105,6 +105,11 @@ class DraftModelProposer(Proposer):
             known = row.agreed
         self._model.release(sequence.id, sequence.tokens[:known])
         self._inner.retire(sequence)
+
+    def _own(self, ask: Ask) -> Ask:
+        """``ask`` as this model answers it. Where another has drafted for it, to stop at a token that it is not sure of saves little."""
+        chain = ask if self._branches else ask.chain
+        return replace(chain, least=None) if isinstance(self._inner, DraftModelProposer) else chain
 
     def _settle(self, row: _Row, sequence: Running, drafted: Sequence[int] = ()) -> tuple[int, ...]:
         """Drop what was rejected and gather the rest; returns what is missing."""

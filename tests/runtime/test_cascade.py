@@ -78,6 +78,17 @@ def inner(kind: str) -> Proposer | None:
 PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 2.0, "bad_words": [[3, 4], [5, 5]]}
 
 
+@pytest.mark.parametrize(("kind", "whole"), [("nothing", False), ("ngram", False), ("small", True), ("ngram, small", True)])
+def test_a_model_that_another_drafts_for_is_not_stopped_where_it_is_unsure(toys: Toys, kind: str, whole: bool) -> None:
+    """The passes of the other are spent by then; its drafts are as long as was asked for, and say nothing of how sure they are."""
+    proposer, sequence = DraftModelProposer(model(MIDDLE), inner(kind)), running(toys, PROMPT, 0, "coupled")
+    proposer.admit(sequence)
+    proposer.read(sequence, len(PROMPT) - 1)
+    proposer.start(sequence)
+    draft = proposer.propose([Ask(sequence, 4, least=(0.9999,) * 3)])[0]
+    assert (len(draft), draft.confidence is None) == ((4, True) if whole else (1, False))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     data=st.data(),
