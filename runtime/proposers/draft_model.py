@@ -84,7 +84,7 @@ class DraftModelProposer(Proposer):
         self._inner.start(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        growths = [Growth(self._own(ask)) for ask in asks]
+        growths = [Growth(self._wanted(ask)) for ask in asks]
         going = [growth for growth in growths if growth.open]
         news = [self._news(growth) for growth in going]
         while going:
@@ -106,7 +106,7 @@ class DraftModelProposer(Proposer):
         self._model.release(sequence.id, sequence.tokens[:known])
         self._inner.retire(sequence)
 
-    def _own(self, ask: Ask) -> Ask:
+    def _wanted(self, ask: Ask) -> Ask:
         """``ask`` as this model answers it. Where another has drafted for it, to stop at a token that it is not sure of saves little."""
         chain = ask if self._branches else ask.chain
         return replace(chain, least=None) if isinstance(self._inner, DraftModelProposer) else chain
